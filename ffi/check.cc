@@ -1,0 +1,155 @@
+#include "check.h"
+
+#include <algorithm>
+
+namespace jaxgemm {
+namespace {
+
+struct NamedActivation {
+  const char* name;
+  Activation value;
+};
+
+constexpr NamedActivation kActivations[] = {
+    {"none", Activation::kNone},        {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
+    {"gelu_erf", Activation::kGeluErf}, {"silu", Activation::kSilu}, {"tanh", Activation::kTanh},
+    {"sigmoid", Activation::kSigmoid},
+};
+
+Status wrong(std::string message) { return {std::move(message)}; }
+
+// Whether the product of the factors fits the index arithmetic of every kernel with room to spare.
+bool extent_fits(std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  for (int64_t f : factors) {
+    if (__builtin_mul_overflow(product, std::max<int64_t>(f, 1), &product)) return false;
+  }
+  return product < (int64_t{1} << 60);
+}
+
+Status decode_matrix(const char* argument, std::span<const int64_t> wire, int64_t rows, int64_t cols,
+                     Matrix& out) {
+  if (wire.size() != 4) {
+    return wrong(join("attribute '", argument, "': expected 4 integers (transposed, ld, outer batch stride, ",
+                      "inner batch stride), got ", wire.size()));
+  }
+  if (wire[0] != 0 && wire[0] != 1) {
+    return wrong(join("attribute '", argument, "': transposed must be 0 or 1, got ", wire[0]));
+  }
+  out.transposed = wire[0] == 1;
+  out.ld = wire[1];
+  out.batch_stride[0] = wire[2];
+  out.batch_stride[1] = wire[3];
+  const int64_t line = std::max<int64_t>(out.transposed ? rows : cols, 1);
+  if (out.ld < line) {
+    return wrong(join("attribute '", argument, "': leading dimension ", out.ld, " is less than ", line,
+                      ", the length of a stored line"));
+  }
+  if (out.batch_stride[0] < 0 || out.batch_stride[1] < 0) {
+    return wrong(join("attribute '", argument, "': batch strides must not be negative, got ", wire[2],
+                      " and ", wire[3]));
+  }
+  return {};
+}
+
+Status check_config(const KernelEntry& entry, std::span<const int64_t> config) {
+  if (config.empty()) return {};
+  if (config.size() != entry.options.size()) {
+    return wrong(join("attribute 'config': kernel '", entry.name, "' has ", entry.options.size(),
+                      " options, got ", config.size(), " values"));
+  }
+  for (size_t i = 0; i < config.size(); ++i) {
+    const auto values = entry.options[i].values;
+    if (values.empty() || std::find(values.begin(), values.end(), config[i]) != values.end()) continue;
+    std::string allowed;
+    for (int64_t v : values) allowed += join(allowed.empty() ? "" : ", ", v);
+    return wrong(join("option '", entry.options[i].name, "' of kernel '", entry.name, "': got ", config[i],
+                      ", expected one of ", allowed));
+  }
+  return {};
+}
+
+}  // namespace
+
+const Activation* find_activation(std::string_view name) {
+  for (const auto& a : kActivations) {
+    if (name == a.name) return &a.value;
+  }
+  return nullptr;
+}
+
+std::string activation_names() {
+  std::string names;
+  for (const auto& a : kActivations) names += join(names.empty() ? "" : ", ", a.name);
+  return names;
+}
+
+int64_t required_elements(const Matrix& x, int64_t rows, int64_t cols, const int64_t (&batch)[2]) {
+  if (rows == 0 || cols == 0 || batch[0] == 0 || batch[1] == 0) return 0;
+  const int64_t lines = x.transposed ? cols : rows;
+  const int64_t line = x.transposed ? rows : cols;
+  return (batch[0] - 1) * x.batch_stride[0] + (batch[1] - 1) * x.batch_stride[1] + (lines - 1) * x.ld + line;
+}
+
+Status check_elements(const char* argument, int64_t got, int64_t expected) {
+  if (got >= expected) return {};
+  return wrong(join("argument '", argument, "' has ", got, " elements, the attributes need ", expected));
+}
+
+Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& entry) {
+  entry = find_kernel(spec.kernel);
+  if (!entry) {
+    std::string names;
+    for (const auto& row : kernel_table()) names += join(names.empty() ? "" : ", ", row.name);
+    return wrong(join("attribute 'kernel': no kernel is named '", spec.kernel, "'; there are ", names));
+  }
+  if (spec.dims.size() != 5) {
+    return wrong(join("attribute 'dims': expected 5 integers (m, n, k, outer batch, inner batch), got ",
+                      spec.dims.size()));
+  }
+  constexpr const char* kDims[] = {"m", "n", "k", "outer batch", "inner batch"};
+  for (int i = 0; i < 5; ++i) {
+    if (spec.dims[i] < 0) {
+      return wrong(join("attribute 'dims': ", kDims[i], " must not be negative, got ", spec.dims[i]));
+    }
+  }
+  p.m = spec.dims[0];
+  p.n = spec.dims[1];
+  p.k = spec.dims[2];
+  p.batch[0] = spec.dims[3];
+  p.batch[1] = spec.dims[4];
+  if (!extent_fits({p.m, p.n, p.batch[0], p.batch[1]}) || !extent_fits({p.m, p.k}) ||
+      !extent_fits({p.k, p.n})) {
+    return wrong(join("attribute 'dims': an extent of m = ", p.m, ", n = ", p.n, ", k = ", p.k,
+                      ", batch = ", p.batch[0], " x ", p.batch[1], " passes 2^60 elements"));
+  }
+  if (Status s = decode_matrix("a", spec.a, p.m, p.k, p.a); !s.ok()) return s;
+  if (Status s = decode_matrix("b", spec.b, p.k, p.n, p.b); !s.ok()) return s;
+  for (const Matrix* x : {&p.a, &p.b}) {
+    if (!extent_fits({p.batch[0], x->batch_stride[0]}) || !extent_fits({p.batch[1], x->batch_stride[1]}) ||
+        !extent_fits({std::max(p.k, x->transposed ? p.n : p.m), x->ld})) {
+      return wrong("attributes 'a' and 'b': the strides reach past 2^60 elements");
+    }
+  }
+  p.a.dtype = spec.a_type;
+  p.b.dtype = spec.b_type;
+  p.d = spec.d_type;
+  p.alpha = spec.alpha;
+  p.beta = spec.beta;
+  p.has_c = spec.has_c;
+  p.has_bias = spec.has_bias;
+  if (p.has_c != (p.beta != 0.0)) {
+    return wrong(join("attribute 'beta' is ", p.beta, " and argument 'c' is ", p.has_c ? "given" : "missing",
+                      ": c is passed exactly when beta is not 0"));
+  }
+  const Activation* activation = find_activation(spec.activation);
+  if (!activation) {
+    return wrong(
+        join("attribute 'activation': got '", spec.activation, "', expected one of ", activation_names()));
+  }
+  p.activation = *activation;
+  p.config = spec.config;
+  return check_config(*entry, spec.config);
+}
+
+}  // namespace jaxgemm

@@ -1,0 +1,14 @@
+// What the handler asks of the CUDA runtime, so that it needs no CUDA header itself.
+#pragma once
+
+#include "../kernel.h"
+
+namespace jaxgemm::cuda {
+
+// Compute capability of a device times ten (90 for 9.0), cached.
+Status device_arch(int device, int& arch);
+
+// Runs entry.prepare with that device current.
+Status prepare_on_device(const KernelEntry& entry, const GemmProblem& problem, int device);
+
+}  // namespace jaxgemm::cuda

@@ -1,0 +1,39 @@
+// naive: one thread computes one element of D, straight from global memory. Block 16 x 16.
+//
+// Every element of A is read n times and every element of B m times; only the caches stand in between. A warp
+// covers two rows of 16 columns, so each of its loads of B fetches half of a 128-byte line.
+#include "../device/tile.cuh"
+#include "ladder.h"
+
+namespace jaxgemm::cuda {
+namespace {
+
+constexpr int kBlock = 16;
+
+template <typename T>
+__global__ void __launch_bounds__(kBlock* kBlock) naive(const __grid_constant__ TiledProduct<T> p) {
+  using Acc = typename T::Acc;
+  const int64_t row = p.grid.tile_row() * kBlock + threadIdx.y;
+  const int64_t col = p.grid.tile_col() * kBlock + threadIdx.x;
+  if (row >= p.m || col >= p.n) return;
+  for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
+    const auto a = p.a.view(batch);
+    const auto b = p.b.view(batch);
+    Acc sum = 0;
+    for (int64_t i = 0; i < p.k; ++i) sum += convert<Acc>(a(row, i)) * convert<Acc>(b(i, col));
+    p.epilogue.store(batch * p.m * p.n, row, col, sum);
+  }
+}
+
+}  // namespace
+
+Status launch_naive(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
+  return dispatch_types(LadderTypes{}, p, [&](auto types) {
+    using T = decltype(types);
+    const TiledProduct<T> product(p, buffers, kBlock, kBlock);
+    naive<T><<<product.grid.blocks(), dim3(kBlock, kBlock), 0, executor.stream>>>(product);
+    return launch_status("naive");
+  });
+}
+
+}  // namespace jaxgemm::cuda

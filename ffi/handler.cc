@@ -1,0 +1,267 @@
+// The typed FFI handlers, and the only file that sees XLA's headers: decode, check, launch.
+#include "handler.h"
+
+#include "check.h"
+#include "cpu/parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+#ifdef JAXGEMM_CUDA
+  #include "cuda/device_info.h"
+#endif
+
+namespace jaxgemm {
+namespace {
+
+namespace ffi = xla::ffi;
+
+ffi::Error invalid(std::string message) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jaxgemm: " + std::move(message));
+}
+
+bool to_dtype(ffi::DataType type, DType& out) {
+  switch (type) {
+    case ffi::DataType::F64:
+      out = DType::kF64;
+      return true;
+    case ffi::DataType::F32:
+      out = DType::kF32;
+      return true;
+    case ffi::DataType::F16:
+      out = DType::kF16;
+      return true;
+    case ffi::DataType::BF16:
+      out = DType::kBF16;
+      return true;
+    case ffi::DataType::S8:
+      out = DType::kS8;
+      return true;
+    case ffi::DataType::U8:
+      out = DType::kU8;
+      return true;
+    case ffi::DataType::S32:
+      out = DType::kS32;
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::span<const int64_t> span_of(ffi::Span<const int64_t> s) { return {s.begin(), s.size()}; }
+
+struct Attributes {
+  std::string_view kernel;
+  ffi::Span<const int64_t> dims, a, b;
+  double alpha, beta;
+  std::string_view activation;
+  ffi::Span<const int64_t> config;
+  bool has_bias;
+};
+
+struct Call {
+  GemmProblem problem;
+  GemmBuffers buffers;
+  const KernelEntry* entry = nullptr;
+};
+
+int64_t elements(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buffer.element_count()); }
+
+// Operands are a, b, then c when beta is not 0, then bias; results are d, then a workspace if there is one.
+ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                  Platform platform, Call& call) {
+  const bool has_c = attrs.beta != 0.0;
+  const size_t arity = 2u + has_c + attrs.has_bias;
+  if (args.size() != arity) {
+    return invalid(join("expected ", arity, " operands (a, b", has_c ? ", c" : "",
+                        attrs.has_bias ? ", bias" : "", "), got ", args.size()));
+  }
+  if (rets.size() != 1 && rets.size() != 2) {
+    return invalid(join("expected 1 or 2 results (d, workspace), got ", rets.size()));
+  }
+  constexpr const char* kNames[] = {"a", "b", "c", "bias"};
+  const char* names[4] = {kNames[0], kNames[1], has_c ? kNames[2] : kNames[3], kNames[3]};
+  std::vector<ffi::AnyBuffer> operand;
+  DType types[4] = {};
+  for (size_t i = 0; i < arity; ++i) {
+    auto buffer = args.get<ffi::AnyBuffer>(i);
+    if (!buffer) return invalid(join("argument '", names[i], "' is not a buffer"));
+    operand.push_back(*buffer);
+    if (!to_dtype(operand[i].element_type(), types[i])) {
+      return invalid(join("argument '", names[i], "' has an element type that no kernel takes (XLA type ",
+                          static_cast<int>(operand[i].element_type()), ")"));
+    }
+  }
+  auto result = rets.get<ffi::AnyBuffer>(0);
+  if (!result) return invalid("result 'd' is not a buffer");
+  ffi::AnyBuffer d = **result;
+  CallSpec spec{.kernel = attrs.kernel,
+                .dims = span_of(attrs.dims),
+                .a = span_of(attrs.a),
+                .b = span_of(attrs.b),
+                .alpha = attrs.alpha,
+                .beta = attrs.beta,
+                .activation = attrs.activation,
+                .config = span_of(attrs.config),
+                .a_type = types[0],
+                .b_type = types[1],
+                .has_c = has_c,
+                .has_bias = attrs.has_bias};
+  if (!to_dtype(d.element_type(), spec.d_type)) {
+    return invalid(join("result 'd' has an element type that no kernel writes (XLA type ",
+                        static_cast<int>(d.element_type()), ")"));
+  }
+  GemmProblem& p = call.problem;
+  if (Status s = decode_call(spec, p, call.entry); !s.ok()) return invalid(s.message);
+  if (call.entry->platform != platform) {
+    return invalid(join("kernel '", call.entry->name, "' runs on ",
+                        call.entry->platform == Platform::kCuda ? "CUDA" : "the CPU",
+                        ", the call was placed elsewhere"));
+  }
+  Status fits = check_elements("a", elements(operand[0]), required_elements(p.a, p.m, p.k, p.batch));
+  if (fits.ok()) fits = check_elements("b", elements(operand[1]), required_elements(p.b, p.k, p.n, p.batch));
+  if (!fits.ok()) return invalid(fits.message);
+  const int64_t outputs = p.m * p.n * p.batch_count();
+  if (elements(d) != outputs) {
+    return invalid(join("result 'd' has ", elements(d), " elements, the attributes need ", outputs));
+  }
+  for (size_t i = 2; i < arity; ++i) {
+    const int64_t expected = std::string_view(names[i]) == "c" ? outputs : p.n;
+    if (types[i] != p.d) {
+      return invalid(join("argument '", names[i], "' has type ", dtype_name(types[i]), ", the result has ",
+                          dtype_name(p.d)));
+    }
+    if (elements(operand[i]) != expected) {
+      return invalid(
+          join("argument '", names[i], "' has ", elements(operand[i]), " elements, expected ", expected));
+    }
+  }
+  call.buffers = {.a = operand[0].untyped_data(),
+                  .b = operand[1].untyped_data(),
+                  .c = has_c ? operand[2].untyped_data() : nullptr,
+                  .bias = attrs.has_bias ? operand[arity - 1].untyped_data() : nullptr,
+                  .d = d.untyped_data()};
+  size_t have = 0;
+  if (rets.size() == 2) {
+    auto workspace = rets.get<ffi::AnyBuffer>(1);
+    if (!workspace) return invalid("result 'workspace' is not a buffer");
+    call.buffers.workspace = (**workspace).untyped_data();
+    have = (**workspace).size_bytes();
+  }
+  const size_t need = call.entry->workspace ? call.entry->workspace(p) : 0;
+  if (have < need) {
+    return invalid(
+        join("result 'workspace' has ", have, " bytes, kernel '", call.entry->name, "' needs ", need));
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error run(const Call& call, int arch, const Executor& executor) {
+  if (std::string why = unsupported_reason(*call.entry, call.problem, arch); !why.empty())
+    return invalid(why);
+  if (call.problem.output_empty()) return ffi::Error::Success();
+  if (Status s = call.entry->launch(call.problem, call.buffers, executor); !s.ok()) {
+    return ffi::Error::Internal("jaxgemm: " + s.message);
+  }
+  return ffi::Error::Success();
+}
+
+// The attributes of every stage and platform, in one place.
+template <typename Binding>
+auto with_attributes(Binding&& binding) {
+  return std::forward<Binding>(binding)
+      .RemainingArgs()
+      .RemainingRets()
+      .template Attr<std::string_view>("kernel")
+      .template Attr<ffi::Span<const int64_t>>("dims")
+      .template Attr<ffi::Span<const int64_t>>("a")
+      .template Attr<ffi::Span<const int64_t>>("b")
+      .template Attr<double>("alpha")
+      .template Attr<double>("beta")
+      .template Attr<std::string_view>("activation")
+      .template Attr<ffi::Span<const int64_t>>("config")
+      .template Attr<bool>("has_bias");
+}
+
+ffi::Error execute_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                       std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
+                       ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
+                       ffi::Span<const int64_t> config, bool has_bias) {
+  Call call;
+  const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
+  if (ffi::Error e = decode(attrs, args, rets, Platform::kCpu, call); e.failure()) return e;
+  Executor executor;
+  std::string failure;
+  executor.parallel_for = [&](int64_t count, const std::function<void(int64_t)>& body) {
+    const auto schedule = [&](std::function<void()> task) { pool.Schedule(std::move(task)); };
+    std::string error = cpu::parallel_for(count, pool.num_threads(), schedule, body);
+    if (!error.empty()) failure = std::move(error);
+  };
+  ffi::Error status = run(call, 0, executor);
+  if (status.success() && !failure.empty()) return ffi::Error::Internal("jaxgemm: " + failure);
+  return status;
+}
+
+XLA_FFI_DEFINE_HANDLER(kExecuteCpu, execute_cpu, with_attributes(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+#ifdef JAXGEMM_CUDA
+
+// Not captured, so per-device set-up belongs here: function attributes and module loading.
+ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                           std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
+                           ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
+                           ffi::Span<const int64_t> config, bool has_bias) {
+  Call call;
+  const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
+  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, call); e.failure()) return e;
+  int arch = 0;
+  if (Status s = cuda::device_arch(device, arch); !s.ok())
+    return ffi::Error::Internal("jaxgemm: " + s.message);
+  if (std::string why = unsupported_reason(*call.entry, call.problem, arch); !why.empty())
+    return invalid(why);
+  if (Status s = cuda::prepare_on_device(*call.entry, call.problem, device); !s.ok()) {
+    return ffi::Error::Internal("jaxgemm: " + s.message);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error execute_cuda(CUstream_st* stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                        std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
+                        ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
+                        ffi::Span<const int64_t> config, bool has_bias) {
+  Call call;
+  const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
+  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, call); e.failure()) return e;
+  int arch = 0;
+  if (Status s = cuda::device_arch(device, arch); !s.ok())
+    return ffi::Error::Internal("jaxgemm: " + s.message);
+  Executor executor;
+  executor.stream = stream;
+  executor.device = device;
+  return run(call, arch, executor);
+}
+
+XLA_FFI_DEFINE_HANDLER(
+    kInitializeCuda, initialize_cuda,
+    with_attributes(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::DeviceOrdinal>()));
+
+// The execute stage only launches kernels on the given stream, so XLA may capture it in a command buffer.
+XLA_FFI_DEFINE_HANDLER(
+    kExecuteCuda, execute_cuda,
+    with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CUstream_st*>>().Ctx<ffi::DeviceOrdinal>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
+#endif
+
+}  // namespace
+
+std::vector<Registration> registrations() {
+  std::vector<Registration> out = {{"jaxgemm_gemm", "cpu", "execute", reinterpret_cast<void*>(kExecuteCpu)}};
+#ifdef JAXGEMM_CUDA
+  out.push_back({"jaxgemm_gemm", "CUDA", "initialize", reinterpret_cast<void*>(kInitializeCuda)});
+  out.push_back({"jaxgemm_gemm", "CUDA", "execute", reinterpret_cast<void*>(kExecuteCuda)});
+#endif
+  return out;
+}
+
+std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
+
+}  // namespace jaxgemm

@@ -1,0 +1,71 @@
+// What one row of the kernel table says. The rows are in registry.cc.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "problem.h"
+
+struct CUstream_st;  // the driver's stream, so that this header needs no CUDA
+
+namespace jaxgemm {
+
+// An empty message means success.
+struct Status {
+  std::string message;
+  bool ok() const { return message.empty(); }
+};
+
+enum class Platform : uint8_t { kCpu, kCuda };
+
+// Where a launch runs. A CUDA kernel gets a stream and must neither allocate, synchronise nor use another
+// stream, since XLA may be capturing it; a CPU kernel gets XLA's intra-op pool as a blocking parallel loop.
+struct Executor {
+  CUstream_st* stream = nullptr;
+  int device = 0;
+  std::function<void(int64_t count, const std::function<void(int64_t)>& body)> parallel_for;
+};
+
+struct TypeRule {
+  DType a, b, d;
+  DType accumulator;
+};
+
+struct Option {
+  const char* name;
+  std::span<const int64_t> values;  // the values allowed; the first is the default
+};
+
+struct KernelEntry {
+  const char* name = nullptr;
+  const char* family = nullptr;  // "cpu", "ladder", "simt", ...
+  const char* summary = nullptr;
+  Platform platform = Platform::kCpu;
+  int min_arch = 0;  // compute capability times ten; 0 on CPU
+  int max_arch = 0;  // 0: no limit. Kernels that use architecture-specific instructions have one
+  std::span<const TypeRule> types = {};
+  std::span<const Option> options = {};
+  bool deterministic = false;    // same bits on every run
+  bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows
+
+  // A reason the problem cannot be run beyond types, device and options, or an empty string. May be null.
+  std::string (*unsupported)(const GemmProblem&) = nullptr;
+  // Bytes of workspace. Null means none.
+  size_t (*workspace)(const GemmProblem&) = nullptr;
+  // Per-device set-up, run outside of graph capture before the first launch on a device. May be null.
+  Status (*prepare)(const GemmProblem&, int device) = nullptr;
+  // Null in a build without CUDA.
+  Status (*launch)(const GemmProblem&, const GemmBuffers&, const Executor&) = nullptr;
+};
+
+std::span<const KernelEntry> kernel_table();
+
+// Null when there is no such row.
+const KernelEntry* find_kernel(std::string_view name);
+
+// Why the entry cannot run the problem on a device of this architecture (0 on CPU), or an empty string.
+std::string unsupported_reason(const KernelEntry&, const GemmProblem&, int arch);
+
+}  // namespace jaxgemm

@@ -1,0 +1,105 @@
+// jaxgemm._ffi: the handlers as capsules, and the kernel table as Python sees it.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "check.h"
+#include "handler.h"
+#include "kernel.h"
+
+namespace nb = nanobind;
+
+namespace jaxgemm {
+namespace {
+
+nb::list registration_list() {
+  nb::list out;
+  for (const Registration& r : registrations()) {
+    out.append(
+        nb::make_tuple(r.target, r.platform, r.stage, nb::capsule(r.handler, "xla._CUSTOM_CALL_TARGET")));
+  }
+  return out;
+}
+
+nb::list kernel_list() {
+  nb::list out;
+  for (const KernelEntry& e : kernel_table()) {
+    nb::list types;
+    for (const TypeRule& t : e.types) {
+      types.append(
+          nb::make_tuple(dtype_name(t.a), dtype_name(t.b), dtype_name(t.d), dtype_name(t.accumulator)));
+    }
+    nb::dict options;
+    for (const Option& o : e.options) {
+      options[o.name] = nb::tuple(nb::cast(std::vector<int64_t>(o.values.begin(), o.values.end())));
+    }
+    nb::dict row;
+    row["name"] = e.name;
+    row["family"] = e.family;
+    row["summary"] = e.summary;
+    row["platform"] = e.platform == Platform::kCuda ? "cuda" : "cpu";
+    row["min_arch"] = e.min_arch;
+    row["max_arch"] = e.max_arch;
+    row["types"] = nb::tuple(types);
+    row["options"] = options;
+    row["deterministic"] = e.deterministic;
+    row["batch_invariant"] = e.batch_invariant;
+    row["built"] = e.launch != nullptr;
+    out.append(row);
+  }
+  return out;
+}
+
+DType parse_dtype(const std::string& name) {
+  for (DType t : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kS8, DType::kU8, DType::kS32}) {
+    if (name == dtype_name(t)) return t;
+  }
+  throw nb::value_error(("no kernel knows dtype " + name).c_str());
+}
+
+// Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace
+// bytes.
+std::pair<std::string, int64_t> check(const std::string& kernel, const std::vector<int64_t>& dims,
+                                      const std::vector<int64_t>& a, const std::vector<int64_t>& b,
+                                      double alpha, double beta, const std::string& activation,
+                                      const std::vector<int64_t>& config, bool has_bias,
+                                      const std::vector<std::string>& dtypes, int arch) {
+  if (dtypes.size() != 3) throw nb::value_error("dtypes: expected the types of a, b and d");
+  CallSpec spec{.kernel = kernel,
+                .dims = dims,
+                .a = a,
+                .b = b,
+                .alpha = alpha,
+                .beta = beta,
+                .activation = activation,
+                .config = config,
+                .a_type = parse_dtype(dtypes[0]),
+                .b_type = parse_dtype(dtypes[1]),
+                .d_type = parse_dtype(dtypes[2]),
+                .has_c = beta != 0.0,
+                .has_bias = has_bias};
+  GemmProblem problem;
+  const KernelEntry* entry = nullptr;
+  if (Status s = decode_call(spec, problem, entry); !s.ok()) return {s.message, 0};
+  if (std::string why = unsupported_reason(*entry, problem, arch); !why.empty()) return {why, 0};
+  return {"", static_cast<int64_t>(entry->workspace ? entry->workspace(problem) : 0)};
+}
+
+}  // namespace
+}  // namespace jaxgemm
+
+NB_MODULE(_ffi, m) {
+  m.doc() = "The compiled half of jaxgemm: typed FFI handlers and the kernel table.";
+  m.def("registrations", &jaxgemm::registration_list, "(target, platform, stage, capsule) of every handler.");
+  m.def("kernels", &jaxgemm::kernel_list, "The kernel table, one dictionary a row.");
+  m.def("ffi_api_version", &jaxgemm::ffi_api_version, "(major, minor) of the FFI headers compiled against.");
+  m.def(
+      "cuda_architectures", [] { return std::vector<std::string>{JAXGEMM_ARCH_NAMES}; },
+      "The CUDA architectures compiled in; empty in a build without CUDA.");
+  m.def("check", &jaxgemm::check, nb::arg("kernel"), nb::arg("dims"), nb::arg("a"), nb::arg("b"),
+        nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"), nb::arg("config"), nb::arg("has_bias"),
+        nb::arg("dtypes"), nb::arg("arch"),
+        "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
+}

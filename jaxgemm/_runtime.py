@@ -1,0 +1,65 @@
+"""Loads the compiled module, checks that the running JAX can take it, and registers its handlers."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import jax
+
+#: The name under which XLA finds the handlers.
+TARGET = "jaxgemm_gemm"
+
+
+def _load() -> ModuleType:
+    try:
+        from jaxgemm import _ffi
+    except ImportError as error:
+        here = Path(__file__).parent
+        if not any(here.glob("_ffi*.so")):
+            raise ImportError(
+                f"jaxgemm was imported from {here}, which holds no compiled module: it is the source tree rather "
+                "than an installed package. Install it (pip install .) and run from another directory, or with "
+                "`python -P`, so that the source tree does not come first on sys.path."
+            ) from error
+        raise
+    return _ffi
+
+
+def runtime_ffi_version() -> tuple[int, int]:
+    """(major, minor) of the FFI API of the running jaxlib, read from the headers that it ships."""
+    text = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
+    return int(found["MAJOR"]), int(found["MINOR"])
+
+
+def check_ffi_version(built: tuple[int, int], runtime: tuple[int, int]) -> None:
+    """Raise ImportError if handlers built against ``built`` cannot run on ``runtime``.
+
+    A runtime takes handlers up to its own version; a newer one would make the backend's start-up fail later,
+    with a message that names neither side.
+    """
+    if built[0] != runtime[0] or built > runtime:
+        raise ImportError(
+            f"jaxgemm was built against XLA FFI {built[0]}.{built[1]}, but the installed jaxlib runs FFI "
+            f"{runtime[0]}.{runtime[1]}, which takes handlers up to its own version only. Install a newer jaxlib "
+            "or rebuild jaxgemm against this one."
+        )
+
+
+@cache
+def register() -> ModuleType:
+    """The compiled module, with its handlers registered with XLA."""
+    module = _load()
+    check_ffi_version(module.ffi_api_version(), runtime_ffi_version())
+    stages: dict[tuple[str, str], dict[str, object]] = {}
+    for target, platform, stage, capsule in module.registrations():
+        stages.setdefault((target, platform), {})[stage] = capsule
+    for (target, platform), handlers in stages.items():
+        jax.ffi.register_ffi_target(target, handlers, platform=platform)
+    return module
+
+
+ffi = register()

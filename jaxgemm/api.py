@@ -1,0 +1,363 @@
+"""The public products. Each checks its arguments while tracing and binds the one primitive."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemm import dtypes
+from jaxgemm import precision as prec
+from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
+from jaxgemm.kernels import find_kernel
+from jaxgemm.primitive import gemm_p
+from jaxgemm.problem import DimensionNumbers
+from jaxgemm.select import configuration
+
+Options = tuple[tuple[str, int], ...]
+
+
+def gemm(
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike | None = None,
+    *,
+    alpha: ArrayLike = 1.0,
+    beta: ArrayLike | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: ArrayLike | None = None,
+    activation: str | None = None,
+    out_dtype: DTypeLike | None = None,
+    precision: prec.Precision = None,
+    kernel: str = "auto",
+    **kernel_options: Any,
+) -> jax.Array:
+    """``activation(alpha * op(a) @ op(b) + beta * c + bias)``, op transposing the last two axes or not.
+
+    Args:
+        a: shape (..., m, k), or (..., k, m) with ``transpose_a``. Leading axes are batches, which broadcast as in
+            ``jnp.matmul``, without being materialised.
+        b: shape (..., k, n), or (..., n, k) with ``transpose_b``.
+        c: anything that broadcasts to the result's shape. With ``beta`` 0 it is not read, so NaN in it stays out.
+        alpha: scales the product. A Python number is part of the program, an array is an operand. As in jnp,
+            0 times NaN or infinity is NaN.
+        beta: scales ``c``; by default 1 when ``c`` is given.
+        bias: shape (n,), added to every row.
+        activation: "relu", "gelu" (tanh form, as ``jax.nn.gelu``), "gelu_erf", "silu", "tanh" or "sigmoid".
+        out_dtype: type of the result. By default that of the promoted operands; int32 for 8- and 16-bit integers.
+            Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers, and rounded once.
+        precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
+        kernel: "auto" (ours where it is known to be faster, else XLA's), "xla", or a name out of
+            :func:`jaxgemm.kernels`.
+        **kernel_options: the named kernel's options, such as ``tile=(16, 16, 16)``.
+
+    Returns:
+        Shape (..., m, n).
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a shape, name or option is wrong.
+        UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
+    """
+    a, b = _floating_pair("a", a, "b", b)
+    for name, x, transposed in (("a", a, transpose_a), ("b", b, transpose_b)):
+        if x.ndim < 2:
+            raise ValueError(f"gemm: {name} needs at least 2 axes, got shape {x.shape}; see jaxgemm.matmul for vectors")
+        if not isinstance(transposed, (bool, np.bool_)):
+            raise TypeError(f"gemm: transpose_{name} must be a bool, got {type(transposed).__name__}")
+    k_a = a.shape[-2 if transpose_a else -1]
+    k_b = b.shape[-1 if transpose_b else -2]
+    if k_a != k_b:
+        raise ValueError(
+            f"gemm: inner dimensions differ: op(a) of shape {_op(a, transpose_a)} has k = {k_a}, "
+            f"op(b) of shape {_op(b, transpose_b)} has k = {k_b}"
+        )
+    options = _kernel_options(kernel, kernel_options)
+    out = _result_dtype("out_dtype", out_dtype, a.dtype)
+    batch, dims, order = _matmul_dims(a, b, transpose_a, transpose_b)
+    a, b = batch.squeeze(a, b)
+    shape = (*batch.shape, *_op(a, transpose_a)[-2:-1], _op(b, transpose_b)[-1])
+
+    beta = (1.0 if c is not None else 0.0) if beta is None else beta
+    static_alpha, static_beta = _static("alpha", alpha, out), _static("beta", beta, out)
+    if c is None and static_beta != 0.0:
+        raise ValueError(f"gemm: beta is {beta}, but c is missing")
+    if static_beta == 0.0:
+        c = None
+    if c is not None:
+        c = _broadcast("c", c, shape)
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        if bias.shape != shape[-1:]:
+            raise ValueError(f"gemm: bias must have shape ({shape[-1]},), one element a column, got {bias.shape}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"gemm: activation: got {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+    if jnp.issubdtype(out, jnp.integer) and activation not in (None, "relu"):
+        raise ValueError(f"gemm: activation {activation!r} of an integer product; integers take relu only")
+
+    if static_alpha is None or static_beta is None:
+        # An array scales outside of the kernel, where it can be traced and differentiated.
+        accumulator = dtypes.accumulator(a.dtype)
+        product = _bind(a, b, (), dims, precision, accumulator, Epilogue(), kernel, options)
+        product = _arrange(product, order, shape) * jnp.asarray(alpha).astype(accumulator)
+        if c is not None:
+            c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
+        rest = Epilogue(1.0, float(c is not None), bias is not None, activation)
+        return apply(rest, product, c, bias, out)
+    epilogue = Epilogue(static_alpha, static_beta, bias is not None, activation)
+    extra = []
+    if c is not None:
+        extra.append(c if order is None else lax.transpose(c, tuple(int(i) for i in np.argsort(order))))
+    if bias is not None:
+        extra.append(bias)
+    return _arrange(_bind(a, b, tuple(extra), dims, precision, out, epilogue, kernel, options), order, shape)
+
+
+def matmul(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision: prec.Precision = None,
+    preferred_element_type: DTypeLike | None = None,
+    kernel: str = "auto",
+) -> jax.Array:
+    """The product of two arrays, as ``jnp.matmul``: vectors, matrices and broadcast batches of them.
+
+    Args:
+        a: shape (..., m, k) or (k,).
+        b: shape (..., k, n) or (k,).
+        precision: as ``jnp.matmul`` takes it.
+        preferred_element_type: type of the result; by default that of the promoted operands.
+        kernel: as for :func:`gemm`.
+
+    Returns:
+        Shape (..., m, n), without m or n where that operand is a vector.
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as for :func:`gemm`.
+    """
+    a, b = _floating_pair("a", a, "b", b)
+    if a.ndim == 0 or b.ndim == 0:
+        raise ValueError(f"matmul: operands need at least one axis, got shapes {a.shape} and {b.shape}")
+    out = np.dtype(jnp.dtype(preferred_element_type)) if preferred_element_type is not None else a.dtype
+    k_a, k_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
+    if k_a != k_b:
+        raise ValueError(f"matmul: inner dimensions differ: {a.shape} has k = {k_a}, {b.shape} has k = {k_b}")
+    vector_a, vector_b = a.ndim == 1, b.ndim == 1
+    a = a[None] if vector_a else a
+    b = b[:, None] if vector_b else b
+    batch, dims, order = _matmul_dims(a, b, False, False)
+    x, y = batch.squeeze(a, b)
+    result = _bind(x, y, (), dims, precision, out, Epilogue(), kernel, ())
+    result = _arrange(result, order, (*batch.shape, a.shape[-2], b.shape[-1]))
+    if vector_b:
+        result = result[..., 0]
+    return result[..., 0, :] if vector_a and not vector_b else result[..., 0] if vector_a else result
+
+
+def dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]],
+    precision: prec.Precision = None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    out_sharding: Any = None,
+    kernel: str = "auto",
+) -> jax.Array:
+    """General contraction with the contract of ``lax.dot_general``, so that it fits wherever that one does.
+
+    Args:
+        lhs, rhs: operands of one element type.
+        dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``, any number of each, in
+            any order. Layouts that a kernel can read where they lie are not copied.
+        precision: as ``lax.dot_general`` takes it.
+        preferred_element_type: type of the result; by default that of the operands.
+        out_sharding: as ``lax.dot_general`` takes it.
+        kernel: as for :func:`gemm`.
+
+    Returns:
+        Axes (batch, lhs free, rhs free).
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as for :func:`gemm`; shape errors are ``lax.dot_general``'s own.
+    """
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    if lhs.dtype != rhs.dtype:
+        common = jnp.promote_types(lhs.dtype, rhs.dtype)
+        lhs, rhs = lhs.astype(common), rhs.astype(common)
+    (lc, rc), (lb, rb) = dimension_numbers
+
+    def axes(given: Sequence[int], x: jax.Array) -> tuple[int, ...]:
+        return tuple(int(i) + x.ndim if i < 0 else int(i) for i in given)
+
+    dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
+    out = np.dtype(jnp.dtype(preferred_element_type)) if preferred_element_type is not None else lhs.dtype
+    return _bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding)
+
+
+def _bind(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    extra: tuple[jax.Array, ...],
+    dims: DimensionNumbers,
+    precision: prec.Precision,
+    out: np.dtype,
+    epilogue: Epilogue,
+    kernel: str,
+    options: Options,
+    out_sharding: Any = None,
+) -> jax.Array:
+    if kernel not in ("auto", "xla"):
+        find_kernel(kernel)
+    result: jax.Array = gemm_p.bind(
+        lhs,
+        rhs,
+        *extra,
+        dimension_numbers=dims,
+        precision=prec.canonical(precision),
+        preferred_element_type=np.dtype(out),
+        out_sharding=out_sharding,
+        epilogue=epilogue,
+        kernel=kernel,
+        options=options,
+        strict=True,
+    )
+    return result
+
+
+class _Batch:
+    """The batch axes of a matmul: which are shared, and which only one operand has."""
+
+    def __init__(self, a: tuple[int, ...], b: tuple[int, ...]):
+        try:
+            self.shape: tuple[int, ...] = np.broadcast_shapes(a, b)
+        except ValueError:
+            raise ValueError(f"batch dimensions do not broadcast: a has {a}, b has {b}") from None
+        rank = len(self.shape)
+        self._a = (1,) * (rank - len(a)) + a
+        self._b = (1,) * (rank - len(b)) + b
+        self._ranks = len(a), len(b)
+        # An axis of size 1 on one side belongs to the other side alone: it is a free axis there.
+        self.shared = [i for i in range(rank) if self._a[i] == self._b[i]]
+        self.only_a = [i for i in range(rank) if self._a[i] != 1 and self._b[i] == 1]
+        self.only_b = [i for i in range(rank) if self._b[i] != 1 and self._a[i] == 1]
+
+    def axes(self, side: int) -> list[int]:
+        """The batch axes that operand 0 or 1 keeps, in order."""
+        return sorted(self.shared + (self.only_b if side else self.only_a))
+
+    def squeeze(self, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The operands without the axes that broadcast."""
+        out = []
+        for side, x in enumerate((a, b)):
+            shape = [(self._b if side else self._a)[i] for i in self.axes(side)]
+            out.append(x.reshape(*shape, *x.shape[-2:]))
+        return out[0], out[1]
+
+
+def _matmul_dims(
+    a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool
+) -> tuple[_Batch, DimensionNumbers, tuple[int, ...] | None]:
+    """Batches, dimension numbers for the squeezed operands, and the transposition of dot_general's result."""
+    batch = _Batch(a.shape[:-2], b.shape[:-2])
+    axes_a, axes_b = batch.axes(0), batch.axes(1)
+    lhs_batch = tuple(axes_a.index(i) for i in batch.shared)
+    rhs_batch = tuple(axes_b.index(i) for i in batch.shared)
+    lhs_contract = (len(axes_a) + (0 if transpose_a else 1),)
+    rhs_contract = (len(axes_b) + (1 if transpose_b else 0),)
+    # dot_general gives (shared, only a, m, only b, n); the result wants the batch axes in their places.
+    m, n = len(batch.shape), len(batch.shape) + 1
+    given = [*batch.shared, *batch.only_a, m, *batch.only_b, n]
+    order = tuple(int(i) for i in np.argsort(given))
+    dims = ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))
+    return batch, dims, None if order == tuple(range(len(order))) else order
+
+
+def _arrange(x: jax.Array, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> jax.Array:
+    x = x if order is None else lax.transpose(x, order)
+    return x.reshape(shape)
+
+
+def _op(x: jax.Array, transposed: bool) -> tuple[int, ...]:
+    return (*x.shape[:-2], x.shape[-1], x.shape[-2]) if transposed else x.shape
+
+
+def _floating_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Both as arrays of their common type."""
+    out = []
+    for name, x in ((name_a, a), (name_b, b)):
+        try:
+            out.append(jnp.asarray(x))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected an array, got {type(x).__name__}: {error}") from None
+    dtype = jnp.promote_types(out[0].dtype, out[1].dtype)
+    if dtype == np.dtype(bool) or not jnp.issubdtype(dtype, jnp.number):
+        raise TypeError(f"{name_a} and {name_b}: expected numbers, got {out[0].dtype} and {out[1].dtype}")
+    return out[0].astype(dtype), out[1].astype(dtype)
+
+
+def _result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.dtype:
+    if given is None:
+        return dtypes.default_result(np.dtype(operand))
+    out = np.dtype(jnp.dtype(given))
+    for kind in (jnp.integer, jnp.floating, jnp.complexfloating):
+        if jnp.issubdtype(operand, kind) != jnp.issubdtype(out, kind):
+            raise TypeError(f"gemm: {name} {out.name} for {np.dtype(operand).name} operands; both must be of one kind")
+    return out
+
+
+def _static(name: str, value: ArrayLike | None, out: np.dtype) -> float | None:
+    """The value if it is a number that can be part of the program; None if it is an array."""
+    if isinstance(value, bool) or isinstance(value, str):
+        raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
+    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
+        number = float(value)
+        if jnp.issubdtype(out, jnp.integer) and not (math.isfinite(number) and number == int(number)):
+            raise ValueError(f"gemm: {name} is {value}; an integer product takes an integer {name}")
+        return number
+    if np.ndim(value) != 0 or not jnp.issubdtype(jnp.asarray(value).dtype, jnp.number):
+        raise TypeError(f"gemm: {name} must be a real number or a scalar array, got shape {np.shape(value)}")
+    return None
+
+
+def _broadcast(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    array = jnp.asarray(x)
+    if array.shape == shape:
+        return array
+    try:
+        return jnp.broadcast_to(array, shape)
+    except ValueError:
+        raise ValueError(f"gemm: {name} of shape {array.shape} does not broadcast to the result's {shape}") from None
+
+
+def _kernel_options(kernel: str, given: dict[str, Any]) -> Options:
+    """The options as sorted (name, value) pairs; a tuple value is spread over options named ``tile_m`` etc."""
+    if not given:
+        return ()
+    if kernel in ("auto", "xla"):
+        raise ValueError(f"gemm: options {', '.join(given)} need a kernel by name, got kernel={kernel!r}")
+    row = find_kernel(kernel)
+    pairs: dict[str, int] = {}
+    for name, value in given.items():
+        if isinstance(value, (tuple, list)):
+            names = [option for option in row.options if option.startswith(f"{name}_")]
+            if len(names) != len(value):
+                raise ValueError(f"gemm: option {name} of kernel '{kernel}' takes {len(names)} values, got {value!r}")
+            pairs.update(zip(names, value, strict=True))
+        else:
+            pairs[name] = value
+    for name, value in pairs.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"gemm: option {name} must be an integer, got {value!r}")
+    options = tuple(sorted((name, int(value)) for name, value in pairs.items()))
+    configuration(row, options)
+    return options

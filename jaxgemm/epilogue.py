@@ -1,0 +1,87 @@
+"""The epilogue of a product: ``activation(alpha * product + beta * c + bias)``, as data and as jnp code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: The activations by name. "gelu" is the tanh form, as ``jax.nn.gelu`` computes by default.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=True),
+    "gelu_erf": partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+}
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What follows a product; hashable, so that it can be a parameter of the primitive.
+
+    ``c`` is an operand exactly when ``beta`` is not 0, ``bias`` (one element a column) when ``has_bias``.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    has_bias: bool = False
+    activation: str | None = None
+
+    @property
+    def has_c(self) -> bool:
+        """Whether c is read."""
+        return self.beta != 0.0
+
+    @property
+    def is_scaling(self) -> bool:
+        """Whether the result is linear in each operand: only ``alpha`` is applied."""
+        return not self.has_c and not self.has_bias and self.activation is None
+
+    def split(self, extra: tuple[jax.Array, ...]) -> tuple[jax.Array | None, jax.Array | None]:
+        """(c, bias) out of the operands that follow a and b."""
+        c = extra[0] if self.has_c else None
+        bias = extra[-1] if self.has_bias else None
+        return c, bias
+
+    def scaling(self) -> Epilogue:
+        """Only the linear part: ``alpha * product``."""
+        return Epilogue(alpha=self.alpha)
+
+    def after_scaling(self) -> Epilogue:
+        """What is left to do once :meth:`scaling` is done."""
+        return replace(self, alpha=1.0)
+
+    def linear(self) -> Epilogue:
+        """Everything but the activation."""
+        return replace(self, activation=None)
+
+
+def apply(
+    epilogue: Epilogue,
+    product: jax.Array,
+    c: jax.Array | None,
+    bias: jax.Array | None,
+    out_dtype: np.dtype,
+) -> jax.Array:
+    """The epilogue in jnp, for what a kernel does not do itself.
+
+    ``product`` has the accumulator's type; ``c`` and ``bias`` are anything that broadcasts against it. The
+    result is rounded to ``out_dtype`` once, at the end.
+    """
+    compute = product.dtype
+    x = product
+    if epilogue.alpha != 1.0:
+        x = x * jnp.asarray(epilogue.alpha, compute)
+    if c is not None:
+        x = x + jnp.asarray(epilogue.beta, compute) * c.astype(compute)
+    if bias is not None:
+        x = x + bias.astype(compute)
+    if epilogue.activation is not None:
+        x = ACTIVATIONS[epilogue.activation](x)
+    return x.astype(out_dtype)

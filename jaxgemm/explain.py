@@ -1,0 +1,164 @@
+"""Says what each product of a program becomes: the kernel, its configuration, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr
+
+from jaxgemm import api, roofline
+from jaxgemm import precision as prec
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.primitive import Decision, decide, gemm_p
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of a program.
+
+    Attributes:
+        operands: "float32[128,64] x float32[64,32]".
+        decision: the kernel or XLA, and the strided problem.
+        epilogue: what follows the product.
+        precision: as asked for.
+        floor: the least time the device needs for it, None where the device's rates are not known.
+        trips: how often the program runs it, where that is static (the length of a scan).
+    """
+
+    operands: str
+    decision: Decision
+    epilogue: Epilogue
+    precision: prec.Precision
+    floor: roofline.Floor | None
+    trips: int
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel; "xla" for XLA's own product."""
+        row = self.decision.choice.kernel
+        return row.name if row else "xla"
+
+    def __str__(self) -> str:
+        choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
+        assert problem is not None and view is not None
+        batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
+        times = "" if self.trips == 1 else f"  ({self.trips} times)"
+        lines = [
+            f"{self.operands} -> {problem.dtypes[2]}{times}",
+            f"  kernel     {self.kernel}: {choice.why}",
+            f"  problem    m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}",
+        ]
+        if choice.kernel is not None:
+            options = dict(zip(choice.kernel.options, choice.config, strict=False))
+            text = ", ".join(f"{name} {value}" for name, value in options.items()) or "the kernel's own"
+            lines.append(f"  options    {text}")
+            fused = problem.epilogue == self.epilogue
+            copies = [n for n, x in (("lhs", view.lhs_axes), ("rhs", view.rhs_axes), ("result", view.d_axes)) if x]
+            lines.append(f"  epilogue   {_epilogue(self.epilogue)}{'' if fused else ', composed in jnp'}")
+            lines.append(f"  copies     {', '.join(copies) or 'none'}")
+            lines.append(f"  workspace  {choice.workspace} bytes")
+        if self.floor is not None:
+            lines.append(f"  floor      {self.floor.seconds * 1e6:.1f} us, bound by {self.floor.bound} ({self.floor.unit})")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The products of a program, in the order of its jaxpr, on one device.
+
+    Attributes:
+        device: the device's name.
+        products: one entry a product.
+    """
+
+    device: str
+    products: tuple[Product, ...]
+
+    def __str__(self) -> str:
+        count = len(self.products)
+        head = f"{count} product{'' if count == 1 else 's'} on {self.device}"
+        return "\n\n".join([head, *map(str, self.products)])
+
+
+def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
+    """What the products of a program become, without running it.
+
+    Args:
+        function: a function of ``args`` that calls jaxgemm; or the first operand of a ``gemm`` whose other
+            arguments follow. Arguments may be arrays or ``jax.ShapeDtypeStruct``.
+        *args: the function's arguments.
+        platform: "cuda" or "cpu"; by default the platform that JAX runs on. "cuda" without such a device
+            explains for an H200.
+        **kwargs: the function's keyword arguments, taken as static.
+
+    Returns:
+        An :class:`Explanation`; print it, or read ``.products``.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot run its product.
+    """
+    if not callable(function):
+        return explain(lambda *operands: api.gemm(*operands, **kwargs), function, *args, platform=platform)
+    target = platform or jax.default_backend()
+    target = "cuda" if target == "gpu" else target
+    closed = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args)
+    limits = _limits(target)
+    name = limits.name if limits else target
+    return Explanation(name, tuple(_product(eqn, target, limits, n) for eqn, n in _walk(closed.jaxpr, 1)))
+
+
+def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, int]]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is gemm_p:
+            yield eqn, trips
+        times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
+        for inner in _inner(eqn.params):
+            yield from _walk(inner, times)
+
+
+def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            item = getattr(item, "jaxpr", item)
+            if isinstance(item, Jaxpr):
+                yield item
+
+
+def _product(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, trips: int) -> Product:
+    avals = [v.aval for v in eqn.invars]
+    decision = decide(platform, avals, eqn.params)
+    problem = decision.problem
+    floor = None
+    if limits is not None and problem is not None:
+        a, b, d = problem.dtypes
+        highest = prec.wants_full_fp32(eqn.params["precision"])
+        floor = roofline.floor(
+            problem.m,
+            problem.n,
+            problem.k,
+            limits=limits,
+            a=a,
+            b=b,
+            d=d,
+            batch=problem.batch[0] * problem.batch[1],
+            precision="highest" if prec.wants_full_fp32(eqn.params["precision"]) else "default",
+        )
+    text = " x ".join(f"{v.dtype.name}[{','.join(map(str, v.shape))}]" for v in avals[:2])
+    return Product(text, decision, eqn.params["epilogue"], eqn.params["precision"], floor, trips)
+
+
+def _limits(platform: str) -> roofline.DeviceLimits | None:
+    if platform != "cuda":
+        return None
+    return roofline.attached_device() or roofline.KNOWN_DEVICES["NVIDIA H200"]
+
+
+def _epilogue(e: Epilogue) -> str:
+    terms = [f"{e.alpha:g} * a b" if e.alpha != 1.0 else "a b"]
+    terms += [f"{e.beta:g} * c"] if e.has_c else []
+    terms += ["bias"] if e.has_bias else []
+    text = " + ".join(terms)
+    return f"{e.activation}({text})" if e.activation else text

@@ -1,0 +1,102 @@
+"""The kernel table as Python sees it, and the device that a program is built for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+
+from jaxgemm._runtime import ffi
+
+
+class UnsupportedError(ValueError):
+    """A kernel asked for by name cannot run the problem; the message says why and what it does support."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One row of the kernel table.
+
+    Attributes:
+        name: what ``kernel=`` takes.
+        family: the folder of its source: "cpu", "ladder", "simt", ...
+        summary: one line on what it is.
+        platform: "cpu" or "cuda".
+        min_arch: lowest compute capability, times ten; 0 on CPU.
+        max_arch: highest, or 0 for no limit.
+        types: the (a, b, d, accumulator) element types it is compiled for.
+        options: keyword options of ``gemm`` and the values each takes, the default first; no values: any
+            integer of at least 0.
+        deterministic: whether every run gives the same bits.
+        batch_invariant: whether the bits of a row do not depend on how many rows there are.
+        built: whether this build holds its code.
+    """
+
+    name: str
+    family: str
+    summary: str
+    platform: str
+    min_arch: int
+    max_arch: int
+    types: tuple[tuple[str, str, str, str], ...]
+    options: dict[str, tuple[int, ...]]
+    deterministic: bool
+    batch_invariant: bool
+    built: bool
+
+
+@cache
+def _table() -> dict[str, Kernel]:
+    return {row["name"]: Kernel(**row) for row in ffi.kernels()}
+
+
+def kernels() -> list[Kernel]:
+    """Every row of the kernel table, in its order, whether or not this build or machine can run it."""
+    return list(_table().values())
+
+
+def find_kernel(name: str) -> Kernel:
+    """The row of that name; ValueError, listing the names there are, if there is none."""
+    try:
+        return _table()[name]
+    except KeyError:
+        names = ", ".join(["auto", *_table()])
+        raise ValueError(f"kernel: got {name!r}, expected one of {names}") from None
+
+
+@dataclass(frozen=True)
+class Device:
+    """What kernel selection knows of a device.
+
+    Attributes:
+        platform: "cpu", "cuda", or another JAX platform, which has no kernels.
+        name: the device's own name.
+        arch: compute capability times ten; 0 where there is none.
+        sm_count: streaming multiprocessors; 0 where there are none.
+    """
+
+    platform: str
+    name: str
+    arch: int
+    sm_count: int
+
+
+CPU = Device("cpu", "cpu", 0, 0)
+#: Stands in when a program for CUDA is lowered on a machine that has no such device.
+H200 = Device("cuda", "NVIDIA H200", 90, 132)
+
+
+@cache
+def device_for(platform: str) -> Device:
+    """The device that a program lowered for ``platform`` is built for: the first local one."""
+    if platform == "cpu":
+        return CPU
+    if platform != "cuda":
+        return Device(platform, platform, 0, 0)
+    try:
+        device = jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        return H200
+    major, minor = str(device.compute_capability).split(".")
+    return Device("cuda", device.device_kind, int(major) * 10 + int(minor), int(device.core_count))

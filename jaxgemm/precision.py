@@ -1,0 +1,74 @@
+"""What a ``precision`` argument promises, and which of our kernels keep that promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+Precision = Any  # None, str, lax.Precision, a pair of either, or lax.DotAlgorithmPreset
+
+#: Presets that fp32-accumulating (or fp64, or exact integer) kernels satisfy, by operand type.
+_KEPT = {
+    "float32": {lax.DotAlgorithmPreset.F32_F32_F32},
+    "float64": {lax.DotAlgorithmPreset.F64_F64_F64},
+    "float16": {lax.DotAlgorithmPreset.F16_F16_F32},
+    "bfloat16": {lax.DotAlgorithmPreset.BF16_BF16_F32},
+    "int8": set(),
+    "uint8": set(),
+}
+
+
+def canonical(precision: Precision) -> Precision:
+    """A hashable precision: None, a pair of ``lax.Precision``, or a ``lax.DotAlgorithmPreset``.
+
+    None takes ``jax_default_matmul_precision``. ValueError for a name that JAX does not know.
+    """
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision
+        if precision is None:
+            return None
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        return None if precision is lax.DotAlgorithmPreset.DEFAULT else precision
+    if isinstance(precision, lax.DotAlgorithm):
+        return precision
+    if isinstance(precision, (tuple, list)):
+        if len(precision) != 2:
+            raise ValueError(f"precision: a pair names both operands, got {len(precision)} entries")
+        return _one(precision[0]), _one(precision[1])
+    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
+        preset = lax.DotAlgorithmPreset[precision]
+        if precision != "DEFAULT":
+            return preset
+    one = _one(precision)
+    return one, one
+
+
+def _one(value: Any) -> lax.Precision:
+    try:
+        return lax.Precision(value)
+    except ValueError:
+        names = ["default", "high", "highest", *lax.DotAlgorithmPreset.__members__]
+        raise ValueError(f"precision: got {value!r}, expected one of {', '.join(names)}") from None
+
+
+def wants_full_fp32(precision: Precision) -> bool:
+    """Whether fp32 operands must be multiplied at fp32 accuracy."""
+    if isinstance(precision, tuple):
+        return lax.Precision.HIGHEST in precision
+    return precision is lax.DotAlgorithmPreset.F32_F32_F32
+
+
+def refusal(precision: Precision, operand: np.dtype) -> str:
+    """Why our kernels do not satisfy this precision for operands of this type; empty if they do.
+
+    They accumulate in fp32 (fp64 for float64, int32 for 8-bit integers), which is at least as accurate as any
+    ``lax.Precision`` asks for. A preset names one algorithm, so only that algorithm satisfies it.
+    """
+    if precision is None or isinstance(precision, tuple):
+        return ""
+    if isinstance(precision, lax.DotAlgorithmPreset) and precision in _KEPT.get(operand.name, set()):
+        return ""
+    return f"precision {precision} is not one that jaxgemm's kernels compute for {operand.name} operands"

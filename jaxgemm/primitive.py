@@ -1,0 +1,343 @@
+"""The one JAX primitive, ``jaxgemm_gemm``: its shape, batching, differentiation and lowering rules.
+
+It is ``lax.dot_general`` with an epilogue: operands ``lhs, rhs[, c][, bias]``, result
+``activation(alpha * dot_general(lhs, rhs) + beta * c + bias)``. Differentiation reduces it to bilinear
+instances of itself and jnp code, so that derivatives of every order exist, forward and reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxgemm import dtypes
+from jaxgemm._runtime import TARGET
+from jaxgemm.epilogue import Epilogue, apply
+from jaxgemm.kernels import UnsupportedError, device_for
+from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
+from jaxgemm.select import Choice, select
+
+gemm_p = Primitive("jaxgemm_gemm")
+gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
+
+# Rules take and pass on the same parameters:
+#   dimension_numbers, precision, preferred_element_type, out_sharding    as dot_general_p has them
+#   epilogue                                                               an Epilogue
+#   kernel, options, strict                                                as select() takes them
+
+
+@gemm_p.def_effectful_abstract_eval
+def _abstract_eval(lhs: Any, rhs: Any, *extra: Any, **params: Any) -> Any:
+    dot = {k: params[k] for k in ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")}
+    return lax.dot_general_p.abstract_eval(lhs, rhs, **dot)
+
+
+# --- Batching -------------------------------------------------------------------------------------------------
+
+
+def _free(rank: int, contract: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(i for i in range(rank) if i not in contract and i not in batch)
+
+
+def _batched_dims(
+    dims: DimensionNumbers, lhs: Any, rhs: Any, lhs_bdim: int | None, rhs_bdim: int | None
+) -> tuple[DimensionNumbers, int]:
+    """Dimension numbers with the new axis, and where that axis comes out."""
+
+    def bump(axes: tuple[int, ...], at: int | None) -> tuple[int, ...]:
+        return axes if at is None else tuple(i + (i >= at) for i in axes)
+
+    (lc, rc), (lb, rb) = dims
+    lc, lb, rc, rb = bump(lc, lhs_bdim), bump(lb, lhs_bdim), bump(rc, rhs_bdim), bump(rb, rhs_bdim)
+    if lhs_bdim is not None and rhs_bdim is not None:
+        return ((lc, rc), ((lhs_bdim, *lb), (rhs_bdim, *rb))), 0
+    lhs_free = _free(np.ndim(lhs), lc, lb)
+    if lhs_bdim is not None:  # One-sided: a free axis like any other, so that the other side is read once.
+        return ((lc, rc), (lb, rb)), len(lb) + lhs_free.index(lhs_bdim)
+    assert rhs_bdim is not None
+    rhs_free = _free(np.ndim(rhs), rc, rb)
+    return ((lc, rc), (lb, rb)), len(lb) + len(lhs_free) + rhs_free.index(rhs_bdim)
+
+
+def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
+    lhs, rhs, *extra = args
+    lhs_bdim, rhs_bdim, *extra_bdims = bdims
+    epilogue: Epilogue = params["epilogue"]
+    if epilogue.is_scaling:
+        dims, out_bdim = _batched_dims(params["dimension_numbers"], lhs, rhs, lhs_bdim, rhs_bdim)
+        return gemm_p.bind(lhs, rhs, **{**params, "dimension_numbers": dims}), out_bdim
+    # Put the new axis first everywhere, so that c and bias line up with the result. A bias that varies along it
+    # is not one that a kernel adds, so then the epilogue is composed.
+    out_dtype = np.dtype(params["preferred_element_type"])
+    size = next(x.shape[d] for x, d in zip(args, bdims, strict=True) if d is not None)
+    product = dict(params, epilogue=epilogue.scaling(), preferred_element_type=dtypes.accumulator(lhs.dtype))
+    c, bias = epilogue.split(tuple(extra))
+    c_bdim, bias_bdim = epilogue.split(tuple(extra_bdims))
+    if lhs_bdim is None and rhs_bdim is None:
+        z, z_bdim = gemm_p.bind(lhs, rhs, **product), None
+    elif bias_bdim is None and (lhs_bdim is not None):
+        dims, out_bdim = _batched_dims(params["dimension_numbers"], lhs, rhs, lhs_bdim, rhs_bdim)
+        if c is not None:
+            c = batching.broadcast(c, size, out_bdim) if c_bdim is None else jnp.moveaxis(c, c_bdim, out_bdim)
+        operands = [x for x in (c, bias) if x is not None]
+        return gemm_p.bind(lhs, rhs, *operands, **{**params, "dimension_numbers": dims}), out_bdim
+    else:
+        z, z_bdim = _batch_rule((lhs, rhs), (lhs_bdim, rhs_bdim), **product)
+    z = z[None] if z_bdim is None else jnp.moveaxis(z, z_bdim, 0)
+    if c is not None:
+        c = c[None] if c_bdim is None else jnp.moveaxis(c, c_bdim, 0)
+    if bias is not None and bias_bdim is not None:
+        bias = jnp.moveaxis(bias, bias_bdim, 0)
+        bias = bias.reshape(bias.shape[0], *(1,) * (z.ndim - 2), bias.shape[1])
+    return apply(epilogue.after_scaling(), z, c, bias, out_dtype), 0
+
+
+batching.primitive_batchers[gemm_p] = _batch_rule
+
+
+# --- Differentiation ------------------------------------------------------------------------------------------
+
+
+def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    epilogue: Epilogue = params["epilogue"]
+    if epilogue.activation is not None:
+        # The derivative needs the activation's argument, which the fused form does not keep.
+        out_dtype = np.dtype(params["preferred_element_type"])
+        linear = dict(
+            params, epilogue=epilogue.linear(), preferred_element_type=dtypes.accumulator(primals[0].dtype)
+        )
+        activation = Epilogue(activation=epilogue.activation)
+        primals, tangents = _as_accumulator(primals, tangents, epilogue, linear["preferred_element_type"])
+        z, dz = _jvp_rule(primals, tangents, **linear)
+        function = partial(_activate, activation, out_dtype)
+        if type(dz) is ad.Zero:
+            out = function(z)
+            return out, ad.Zero.from_primal_value(out)
+        return jax.jvp(function, (z,), (dz,))
+    lhs, rhs, *extra = primals
+    dlhs, drhs, *dextra = tangents
+    out = gemm_p.bind(*primals, **params)
+    product = dict(params, epilogue=epilogue.scaling(), strict=False)
+    terms = []
+    if type(dlhs) is not ad.Zero:
+        terms.append(gemm_p.bind(dlhs, rhs, **product))
+    if type(drhs) is not ad.Zero:
+        terms.append(gemm_p.bind(lhs, drhs, **product))
+    dc, dbias = epilogue.split(tuple(dextra))
+    if dc is not None and type(dc) is not ad.Zero:
+        dc = lax.convert_element_type(dc, out.dtype)
+        terms.append(jnp.asarray(epilogue.beta, dc.dtype) * dc)
+    if dbias is not None and type(dbias) is not ad.Zero:
+        terms.append(jnp.broadcast_to(lax.convert_element_type(dbias, out.dtype), out.shape))
+    if not terms:
+        return out, ad.Zero.from_primal_value(out)
+    tangent = terms[0]
+    for term in terms[1:]:
+        tangent = ad.add_tangents(tangent, term)
+    return out, tangent
+
+
+def _activate(activation: Epilogue, out_dtype: np.dtype, z: jax.Array) -> jax.Array:
+    return apply(activation, z, None, None, out_dtype)
+
+
+def _as_accumulator(primals: Any, tangents: Any, epilogue: Epilogue, dtype: np.dtype) -> tuple[Any, Any]:
+    """c and bias share the result's type, so they follow it when it becomes the accumulator's."""
+
+    def cast(x: Any) -> Any:
+        return x if type(x) is ad.Zero else lax.convert_element_type(x, dtype)
+
+    count = len(primals) - epilogue.has_c - epilogue.has_bias
+    return (
+        (*primals[:count], *map(cast, primals[count:])),
+        (*tangents[:count], *map(cast, tangents[count:])),
+    )
+
+
+ad.primitive_jvps[gemm_p] = _jvp_rule
+
+
+def _transpose_rule(ct: Any, lhs: Any, rhs: Any, *extra: Any, **params: Any) -> list[Any]:
+    """Of the bilinear form, linear in one operand: that operand's cotangent is again a product."""
+    assert params["epilogue"].is_scaling and not extra
+    if ad.is_undefined_primal(lhs) == ad.is_undefined_primal(rhs):
+        raise NotImplementedError("jaxgemm: a product is linear in one operand at a time")
+    if ad.is_undefined_primal(lhs):
+        return [_cotangent(ct, lhs, rhs, params, lhs_known=False), None]
+    return [None, _cotangent(ct, rhs, lhs, params, lhs_known=True)]
+
+
+def _cotangent(ct: Any, x: Any, y: Any, params: dict[str, Any], *, lhs_known: bool) -> Any:
+    """The cotangent of ``x``, the unknown operand; ``y`` is the known one."""
+    if type(ct) is ad.Zero:
+        return ad.Zero(x.aval)
+    (lc, rc), (lb, rb) = params["dimension_numbers"]
+    (x_contract, y_contract), (x_batch, y_batch) = ((rc, lc), (rb, lb)) if lhs_known else ((lc, rc), (lb, rb))
+    x_free = _free(len(x.aval.shape), x_contract, x_batch)
+    y_free = _free(np.ndim(y), y_contract, y_batch)
+    # ct has the axes (batch, lhs free, rhs free).
+    batch = tuple(range(len(x_batch)))
+    start = len(batch) + (0 if lhs_known else len(x_free))
+    ct_y = tuple(range(start, start + len(y_free)))
+    # The product comes out as (batch, x free, y's contracting axes in order), or with the last two swapped when
+    # y stands on the left; x's contracting axes pair with y's.
+    common = jnp.promote_types(ct.dtype, y.dtype)
+    ct, y = lax.convert_element_type(ct, common), lax.convert_element_type(y, common)
+    by_y = tuple(x_contract[i] for i in np.argsort(y_contract))
+    if lhs_known:
+        dims = ((y_free, ct_y), (tuple(y_batch), batch))
+        operands, order = (y, ct), (*x_batch, *by_y, *x_free)
+    else:
+        dims = ((ct_y, y_free), (batch, tuple(y_batch)))
+        operands, order = (ct, y), (*x_batch, *x_free, *by_y)
+    result = dict(
+        params,
+        dimension_numbers=dims,
+        preferred_element_type=np.dtype(x.aval.dtype),
+        out_sharding=None,
+        strict=False,
+    )
+    return lax.transpose(gemm_p.bind(*operands, **result), tuple(int(i) for i in np.argsort(order)))
+
+
+ad.primitive_transposes[gemm_p] = _transpose_rule
+
+
+# --- Lowering -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a bound primitive becomes on a platform: lowering does it and ``explain`` prints it.
+
+    Attributes:
+        choice: the kernel, or XLA.
+        problem: what the kernel is asked for; None if no kernel could be asked.
+        view: how it lies in memory; None with ``problem``.
+    """
+
+    choice: Choice
+    problem: Problem | None
+    view: Plan | None
+
+
+def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decision:
+    """The decision for operands ``avals`` (lhs, rhs[, c][, bias], anything with shape and dtype).
+
+    A kernel that cannot apply the epilogue or write the result's type is asked for ``alpha * product`` in the
+    accumulator's type, and jnp does the rest.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot run the product either way.
+    """
+    lhs, rhs, *extra = avals
+    out = np.dtype(params["preferred_element_type"])
+    accumulator = dtypes.accumulator(np.dtype(lhs.dtype))
+    epilogue: Epilogue = params["epilogue"]
+    kernel, derived = params["kernel"], not params["strict"]
+    wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
+    view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
+    forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
+    if forms != [(epilogue.scaling(), accumulator)]:
+        forms.append((epilogue.scaling(), accumulator))
+    device = device_for(platform)
+    problem, choice, refusal = None, None, None
+    for form, result in forms:
+        names = (np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name)
+        problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, names, form)
+        try:
+            choice = select(problem, device, **wanted)
+        except UnsupportedError as error:
+            refusal = refusal or error
+            continue
+        if choice.kernel is not None:
+            return Decision(choice, problem, view)
+    if choice is None:
+        assert refusal is not None and problem is not None
+        if not derived:
+            raise refusal
+        choice = select(problem, device, **{**wanted, "kernel": "auto", "options": ()})
+        choice = replace(choice, why=f"a derivative's product; {refusal}; {choice.why}")
+    return Decision(choice, problem, view)
+
+
+def _fuses(epilogue: Epilogue, view: Plan, extra: Sequence[Any], out: np.dtype) -> bool:
+    """Whether kernels can apply the epilogue: c and bias have the result's type, and bias runs along n."""
+    if any(np.dtype(x.dtype) != out for x in extra):
+        return False
+    return view.single_column_axis or not epilogue.has_bias
+
+
+def _lower(platform: str, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **params: Any) -> jax.Array:
+    decision = decide(platform, (lhs, rhs, *extra), params)
+    choice, problem, view = decision.choice, decision.problem, decision.view
+    out_dtype = np.dtype(params["preferred_element_type"])
+    epilogue: Epilogue = params["epilogue"]
+    c, bias = epilogue.split(extra)
+    if choice.kernel is None:
+        plain = epilogue == Epilogue()
+        z = lax.dot_general(
+            lhs,
+            rhs,
+            params["dimension_numbers"],
+            precision=params["precision"],
+            preferred_element_type=out_dtype if plain else dtypes.accumulator(lhs.dtype),
+            out_sharding=params["out_sharding"],
+        )
+        return z if plain else apply(epilogue, z, c, bias, out_dtype)
+    assert problem is not None and view is not None
+    if view.lhs_axes is not None:
+        lhs = lax.transpose(lhs, view.lhs_axes)
+    if view.rhs_axes is not None:
+        rhs = lax.transpose(rhs, view.rhs_axes)
+    operands = [lhs, rhs]
+    if problem.epilogue.has_c:
+        assert c is not None
+        operands.append(c if view.d_axes is None else lax.transpose(c, np.argsort(view.d_axes)))
+    if problem.epilogue.has_bias:
+        assert bias is not None
+        operands.append(bias)
+    out = _call(choice, problem, view.d_shape, operands)
+    if view.d_axes is not None:
+        out = lax.transpose(out, view.d_axes)
+    if problem.epilogue != epilogue or out.dtype != out_dtype:
+        rest = epilogue.after_scaling() if problem.epilogue != epilogue else Epilogue()
+        out = apply(rest, out, c, bias, out_dtype)
+    return out
+
+
+def _call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: list[jax.Array]) -> jax.Array:
+    assert choice.kernel is not None
+    epilogue = problem.epilogue
+    results = [jax.ShapeDtypeStruct(shape, jnp.dtype(problem.dtypes[2]))]
+    if choice.workspace:
+        results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
+    call = jax.ffi.ffi_call(TARGET, results)
+    return call(
+        *operands,
+        kernel=choice.kernel.name,
+        dims=np.array([problem.m, problem.n, problem.k, *problem.batch], np.int64),
+        a=np.array(problem.a.wire(), np.int64),
+        b=np.array(problem.b.wire(), np.int64),
+        alpha=np.float64(epilogue.alpha),
+        beta=np.float64(epilogue.beta),
+        activation=epilogue.activation or "none",
+        config=np.array(choice.config, np.int64),
+        has_bias=np.bool_(epilogue.has_bias),
+    )[0]
+
+
+for _platform in ("cuda", "cpu"):
+    mlir.register_lowering(
+        gemm_p, mlir.lower_fun(partial(_lower, _platform), multiple_results=False), platform=_platform
+    )
+mlir.register_lowering(gemm_p, mlir.lower_fun(partial(_lower, "other"), multiple_results=False))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -13,9 +14,9 @@ import jax
 TARGET = "jaxgemm_gemm"
 
 
-def _load() -> ModuleType:
+def _load() -> Any:
     try:
-        from jaxgemm import _ffi
+        return import_module("jaxgemm._ffi")
     except ImportError as error:
         here = Path(__file__).parent
         if not any(here.glob("_ffi*.so")):
@@ -25,7 +26,6 @@ def _load() -> ModuleType:
                 "`python -P`, so that the source tree does not come first on sys.path."
             ) from error
         raise
-    return _ffi
 
 
 def runtime_ffi_version() -> tuple[int, int]:
@@ -50,7 +50,7 @@ def check_ffi_version(built: tuple[int, int], runtime: tuple[int, int]) -> None:
 
 
 @cache
-def register() -> ModuleType:
+def register() -> Any:
     """The compiled module, with its handlers registered with XLA."""
     module = _load()
     check_ffi_version(module.ffi_api_version(), runtime_ffi_version())

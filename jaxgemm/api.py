@@ -317,15 +317,16 @@ def _result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.d
 
 def _static(name: str, value: ArrayLike | None, out: np.dtype) -> float | None:
     """The value if it is a number that can be part of the program; None if it is an array."""
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, (bool, str)):
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
     if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
         number = float(value)
         if jnp.issubdtype(out, jnp.integer) and not (math.isfinite(number) and number == int(number)):
             raise ValueError(f"gemm: {name} is {value}; an integer product takes an integer {name}")
         return number
-    if np.ndim(value) != 0 or not jnp.issubdtype(jnp.asarray(value).dtype, jnp.number):
-        raise TypeError(f"gemm: {name} must be a real number or a scalar array, got shape {np.shape(value)}")
+    array = jnp.asarray(value)
+    if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number):
+        raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {array.dtype}{array.shape}")
     return None
 
 

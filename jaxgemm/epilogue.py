@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+T = TypeVar("T")
 
 #: The activations by name. "gelu" is the tanh form, as ``jax.nn.gelu`` computes by default.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -43,7 +46,7 @@ class Epilogue:
         """Whether the result is linear in each operand: only ``alpha`` is applied."""
         return not self.has_c and not self.has_bias and self.activation is None
 
-    def split(self, extra: tuple[jax.Array, ...]) -> tuple[jax.Array | None, jax.Array | None]:
+    def split(self, extra: Sequence[T]) -> tuple[T | None, T | None]:
         """(c, bias) out of the operands that follow a and b."""
         c = extra[0] if self.has_c else None
         bias = extra[-1] if self.has_bias else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,8 @@ class Product:
 
     def __str__(self) -> str:
         choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
-        assert problem is not None and view is not None
+        assert problem is not None
+        assert view is not None
         batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
         times = "" if self.trips == 1 else f"  ({self.trips} times)"
         lines = [
@@ -61,7 +62,9 @@ class Product:
             lines.append(f"  copies     {', '.join(copies) or 'none'}")
             lines.append(f"  workspace  {choice.workspace} bytes")
         if self.floor is not None:
-            lines.append(f"  floor      {self.floor.seconds * 1e6:.1f} us, bound by {self.floor.bound} ({self.floor.unit})")
+            lines.append(
+                f"  floor      {self.floor.seconds * 1e6:.1f} us, bound by {self.floor.bound} ({self.floor.unit})"
+            )
         return "\n".join(lines)
 
 
@@ -134,7 +137,6 @@ def _product(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, trip
     floor = None
     if limits is not None and problem is not None:
         a, b, d = problem.dtypes
-        highest = prec.wants_full_fp32(eqn.params["precision"])
         floor = roofline.floor(
             problem.m,
             problem.n,

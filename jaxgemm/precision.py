@@ -27,7 +27,7 @@ def canonical(precision: Precision) -> Precision:
     None takes ``jax_default_matmul_precision``. ValueError for a name that JAX does not know.
     """
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         if precision is None:
             return None
     if isinstance(precision, lax.DotAlgorithmPreset):

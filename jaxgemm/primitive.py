@@ -36,7 +36,7 @@ gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
 
 
 @gemm_p.def_effectful_abstract_eval
-def _abstract_eval(lhs: Any, rhs: Any, *extra: Any, **params: Any) -> Any:
+def _abstract_eval(lhs: Any, rhs: Any, *_extra: Any, **params: Any) -> Any:
     dot = {k: params[k] for k in ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")}
     return lax.dot_general_p.abstract_eval(lhs, rhs, **dot)
 
@@ -87,7 +87,7 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     elif bias_bdim is None and (lhs_bdim is not None):
         dims, out_bdim = _batched_dims(params["dimension_numbers"], lhs, rhs, lhs_bdim, rhs_bdim)
         if c is not None:
-            c = batching.broadcast(c, size, out_bdim) if c_bdim is None else jnp.moveaxis(c, c_bdim, out_bdim)
+            c = _at_axis(c, c_bdim, out_bdim, size)
         operands = [x for x in (c, bias) if x is not None]
         return gemm_p.bind(lhs, rhs, *operands, **{**params, "dimension_numbers": dims}), out_bdim
     else:
@@ -101,6 +101,14 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     return apply(epilogue.after_scaling(), z, c, bias, out_dtype), 0
 
 
+def _at_axis(x: jax.Array, bdim: int | None, axis: int, size: int) -> jax.Array:
+    """``x`` with its batch axis, or a new one that repeats it, at ``axis``."""
+    if bdim is not None:
+        return jnp.moveaxis(x, bdim, axis)
+    shape = (*x.shape[:axis], size, *x.shape[axis:])
+    return jnp.broadcast_to(jnp.expand_dims(x, axis), shape)
+
+
 batching.primitive_batchers[gemm_p] = _batch_rule
 
 
@@ -112,18 +120,16 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     if epilogue.activation is not None:
         # The derivative needs the activation's argument, which the fused form does not keep.
         out_dtype = np.dtype(params["preferred_element_type"])
-        linear = dict(
-            params, epilogue=epilogue.linear(), preferred_element_type=dtypes.accumulator(primals[0].dtype)
-        )
+        linear = dict(params, epilogue=epilogue.linear(), preferred_element_type=dtypes.accumulator(primals[0].dtype))
         activation = Epilogue(activation=epilogue.activation)
         primals, tangents = _as_accumulator(primals, tangents, epilogue, linear["preferred_element_type"])
         z, dz = _jvp_rule(primals, tangents, **linear)
         function = partial(_activate, activation, out_dtype)
         if type(dz) is ad.Zero:
             out = function(z)
-            return out, ad.Zero.from_primal_value(out)
+            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
         return jax.jvp(function, (z,), (dz,))
-    lhs, rhs, *extra = primals
+    lhs, rhs = primals[:2]
     dlhs, drhs, *dextra = tangents
     out = gemm_p.bind(*primals, **params)
     product = dict(params, epilogue=epilogue.scaling(), strict=False)
@@ -139,7 +145,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     if dbias is not None and type(dbias) is not ad.Zero:
         terms.append(jnp.broadcast_to(lax.convert_element_type(dbias, out.dtype), out.shape))
     if not terms:
-        return out, ad.Zero.from_primal_value(out)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     tangent = terms[0]
     for term in terms[1:]:
         tangent = ad.add_tangents(tangent, term)
@@ -168,7 +174,8 @@ ad.primitive_jvps[gemm_p] = _jvp_rule
 
 def _transpose_rule(ct: Any, lhs: Any, rhs: Any, *extra: Any, **params: Any) -> list[Any]:
     """Of the bilinear form, linear in one operand: that operand's cotangent is again a product."""
-    assert params["epilogue"].is_scaling and not extra
+    assert params["epilogue"].is_scaling
+    assert not extra
     if ad.is_undefined_primal(lhs) == ad.is_undefined_primal(rhs):
         raise NotImplementedError("jaxgemm: a product is linear in one operand at a time")
     if ad.is_undefined_primal(lhs):
@@ -262,7 +269,8 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
         if choice.kernel is not None:
             return Decision(choice, problem, view)
     if choice is None:
-        assert refusal is not None and problem is not None
+        assert refusal is not None
+        assert problem is not None
         if not derived:
             raise refusal
         choice = select(problem, device, **{**wanted, "kernel": "auto", "options": ()})
@@ -294,7 +302,8 @@ def _lower(platform: str, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **p
             out_sharding=params["out_sharding"],
         )
         return z if plain else apply(epilogue, z, c, bias, out_dtype)
-    assert problem is not None and view is not None
+    assert problem is not None
+    assert view is not None
     if view.lhs_axes is not None:
         lhs = lax.transpose(lhs, view.lhs_axes)
     if view.rhs_axes is not None:

@@ -61,7 +61,7 @@ class Problem:
 
     @property
     def layout(self) -> str:
-        """"NN", "NT", "TN" or "TT": which operand is stored transposed."""
+        """ "NN", "NT", "TN" or "TT": which operand is stored transposed."""
         return "".join("T" if x.transposed else "N" for x in (self.a, self.b))
 
 

@@ -119,5 +119,10 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
     if reason := prec.refusal(precision, np.dtype(jnp.dtype(dtype))):
         return Choice(None, (), 0, reason)
     if dtype == "float32" and not prec.wants_full_fp32(precision):
-        return Choice(None, (), 0, "fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster")
+        return Choice(
+            None,
+            (),
+            0,
+            "fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster",
+        )
     return Choice(None, (), 0, f"no kernel of ours is known to be faster for {dtype}")

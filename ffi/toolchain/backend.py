@@ -17,9 +17,7 @@ from scikit_build_core.build import (  # noqa: F401  (the hooks that pip looks u
 )
 
 # All of one minor version: nvcc alone pulls a newer nvvm, whose PTX its ptxas rejects.
-CUDA_WHEELS = [
-    f"nvidia-{name}==13.0.*" for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
-]
+CUDA_WHEELS = [f"nvidia-{name}==13.0.*" for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")]
 
 Settings = dict[str, Any] | None
 

@@ -1,0 +1,194 @@
+"""A product to be measured: its description, fresh operands for it, and its error against float64."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxgemm import roofline
+
+#: What ``--dtype`` takes, short and long.
+DTYPES = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "s8": "int8",
+    "u8": "uint8",
+}
+LAYOUTS = ("NN", "NT", "TN", "TT")
+PRECISIONS = ("default", "highest")
+
+_SAMPLED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product to be measured.
+
+    Attributes:
+        m, n, k: extents.
+        dtype: type of both operands, by NumPy's name.
+        layout: which operand is stored transposed, as in "NT".
+        batch: leading batch dimension, or None for none.
+        precision: "default" or "highest"; it tells fp32 from tf32 and means nothing for other types.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float32"
+    layout: str = "NN"
+    batch: int | None = None
+    precision: str = "highest"
+
+    @property
+    def out_dtype(self) -> str:
+        """8-bit integers give int32, everything else its own type."""
+        return "int32" if self.dtype in ("int8", "uint8") else self.dtype
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the operands as stored."""
+        lead = () if self.batch is None else (self.batch,)
+        a = (self.k, self.m) if self.layout[0] == "T" else (self.m, self.k)
+        b = (self.n, self.k) if self.layout[1] == "T" else (self.k, self.n)
+        return (*lead, *a), (*lead, *b)
+
+    @property
+    def flops(self) -> int:
+        """Operations: 2 m n k for each product."""
+        return 2 * self.m * self.n * self.k * (1 if self.batch is None else self.batch)
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of A and B."""
+        a, b = self.shapes
+        return (int(np.prod(a)) + int(np.prod(b))) * roofline.DTYPE_BYTES[self.dtype]
+
+    @property
+    def jax_precision(self) -> jax.lax.Precision | None:
+        """The precision to ask for; None where the type leaves nothing to choose."""
+        if self.dtype != "float32":
+            return None
+        return jax.lax.Precision.HIGHEST if self.precision == "highest" else jax.lax.Precision.DEFAULT
+
+    def __str__(self) -> str:
+        """As in "1024x64x64@8 NT bf16"."""
+        batch = "" if self.batch is None else f"@{self.batch}"
+        short = next(short for short, name in DTYPES.items() if name == self.dtype)
+        return f"{self.m}x{self.n}x{self.k}{batch} {self.layout} {short}"
+
+    def gemm_options(self) -> dict[str, Any]:
+        """Keyword arguments of ``jaxgemm.gemm`` that ask for this product."""
+        return {
+            "transpose_a": self.layout[0] == "T",
+            "transpose_b": self.layout[1] == "T",
+            "out_dtype": jnp.dtype(self.out_dtype),
+            "precision": self.jax_precision,
+        }
+
+    def xla(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """The same product by XLA alone."""
+        first = 0 if self.batch is None else 1
+        contract = ((first + (self.layout[0] == "N"),), (first + (self.layout[1] == "T"),))
+        lead = tuple(range(first))
+        return jax.lax.dot_general(
+            a,
+            b,
+            (contract, (lead, lead)),
+            precision=self.jax_precision,
+            preferred_element_type=jnp.dtype(self.out_dtype),
+        )
+
+
+def parse_dtype(text: str) -> str:
+    """The full name of a type given by its short or full name."""
+    name = DTYPES.get(text, text)
+    if name not in DTYPES.values():
+        raise ValueError(
+            f"unknown dtype {text!r}: expected one of {', '.join(DTYPES)} (or a full name as float32)"
+        )
+    return name
+
+
+def parse_shapes(text: str) -> list[tuple[int, int, int, int | None]]:
+    """(m, n, k, batch) of each "MxNxK" or "MxNxK@batch" in a list separated by commas."""
+    shapes = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)(?:@(\d+))?\s*", item)
+        if match is None:
+            raise ValueError(
+                f"malformed shape {item!r}: expected MxNxK or MxNxK@batch, as in 4096x4096x4096@8"
+            )
+        m, n, k = (int(part) for part in match.groups()[:3])
+        batch = int(match[4]) if match[4] else None
+        if 0 in (m, n, k, batch):
+            raise ValueError(f"malformed shape {item!r}: every extent must be at least 1 to be measured")
+        shapes.append((m, n, k, batch))
+    return shapes
+
+
+def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, jax.Array]]:
+    """Fresh operands: standard-normal, or over an integer's whole range. Zeros would run faster than data."""
+    dtype = jnp.dtype(case.dtype)
+
+    def make(key: jax.Array) -> tuple[jax.Array, ...]:
+        keys = jax.random.split(key)
+        if jnp.issubdtype(dtype, jnp.integer):
+            return tuple(
+                jax.random.bits(k, s, jnp.uint8).astype(dtype) for k, s in zip(keys, case.shapes, strict=True)
+            )
+        wide = jnp.float64 if case.dtype == "float64" else jnp.float32
+        return tuple(
+            jax.random.normal(k, s, wide).astype(dtype) for k, s in zip(keys, case.shapes, strict=True)
+        )
+
+    generate = jax.jit(make)
+    pairs = [(a, b) for a, b in map(generate, jax.random.split(jax.random.key(seed), copies))]
+    jax.block_until_ready(pairs)
+    return pairs
+
+
+Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # batch index and row of each sampled row
+
+
+def sample_rows(case: Case, seed: int) -> Rows:
+    """Up to 64 different rows of D, anywhere in the batch: all of it where it is small."""
+    total = case.m * (case.batch or 1)
+    count = min(total, _SAMPLED_ROWS)
+    picks = np.sort(np.random.default_rng(seed).choice(total, count, replace=False))
+    return picks // case.m, picks % case.m
+
+
+def take_rows(d: jax.Array, case: Case, rows: Rows) -> npt.NDArray[np.float64]:
+    """Those rows of D, in float64."""
+    picked = d.reshape(-1, case.n)[rows[0] * case.m + rows[1]]
+    return np.asarray(picked).astype(np.float64)
+
+
+def reference_rows(case: Case, a: jax.Array, b: jax.Array, rows: Rows) -> npt.NDArray[np.float64]:
+    """The same rows by NumPy in float64; exact for 8-bit integers, whose sums stay far below 2^53."""
+    left = np.asarray(a).reshape(-1, *a.shape[-2:])
+    right = np.asarray(b).reshape(-1, *b.shape[-2:])
+    out = np.empty((len(rows[0]), case.n))
+    for batch in np.unique(rows[0]):
+        here = rows[0] == batch
+        lines = left[batch][:, rows[1][here]].T if case.layout[0] == "T" else left[batch][rows[1][here]]
+        matrix = right[batch].T if case.layout[1] == "T" else right[batch]
+        # By blocks of columns: a float64 copy of a large B would not fit everywhere.
+        for begin in range(0, case.n, 2048):
+            block = slice(begin, begin + 2048)
+            out[here, block] = lines.astype(np.float64) @ matrix[:, block].astype(np.float64)
+    return out
+
+
+def relative_error(d: npt.NDArray[np.float64], reference: npt.NDArray[np.float64]) -> float:
+    """Frobenius norm of the difference over that of the reference."""
+    return float(np.linalg.norm(d - reference) / np.linalg.norm(reference))

@@ -1,0 +1,190 @@
+"""Times several programs side by side.
+
+On a GPU what counts is device time: CUPTI records every kernel, and the kernels of one call are summed. That
+leaves out the tens of microseconds that a call from Python costs, in which a small product would disappear.
+On a CPU the wall time of a call is what there is.
+
+Programs take turns, so that a clock that drifts or a neighbour that wakes up hits all of them, and they draw
+their inputs from one ring, so that none finds in the cache what the one before it has just read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+
+Program = Callable[..., Any]
+KernelRecord = tuple[str, float]  # name, milliseconds
+
+
+class Recorder(Protocol):
+    """Records the kernels that the device runs, in the order they ran."""
+
+    def start(self) -> None:
+        """Begin to record."""
+
+    def stop(self) -> list[KernelRecord]:
+        """End, and return what ran since start."""
+        ...
+
+    def detach(self) -> None:
+        """Stop watching the process, so that later wall times are undisturbed."""
+
+
+class CuptiRecorder:
+    """Device records through the CUPTI binding that ships with jaxlib.
+
+    `jax.experimental.mosaic.gpu.profiler.Cupti` wraps the same binding, but calls a function again and again
+    on one set of arguments, which measures the cache. CUPTI allows one subscriber in a process: under another
+    profiler starting raises.
+    """
+
+    def __init__(self) -> None:
+        """Load the binding. It raises whatever its absence raises: it is no public interface."""
+        profiler: Any = importlib.import_module("jax.experimental.mosaic.gpu.profiler")
+        if profiler.mosaic_gpu_lib is None:
+            raise RuntimeError("this jaxlib has no CUPTI binding")
+        self._binding = profiler.mosaic_gpu_lib._mosaic_gpu_ext
+
+    def start(self) -> None:
+        """Attach where not attached."""
+        self._binding._cupti_init()
+
+    def stop(self) -> list[KernelRecord]:
+        """Stay attached: attaching and detaching take 20 ms."""
+        return [(str(name), float(ms)) for name, ms in self._binding._cupti_get_timings(False)]
+
+    def detach(self) -> None:
+        """The binding detaches only at the end of a recording."""
+        self._binding._cupti_init()
+        self._binding._cupti_get_timings(True)
+
+
+def device_recorder(platform: str) -> tuple[Recorder | None, str]:
+    """A recorder for the platform, or None, and a line that says what the times will be."""
+    if platform not in ("gpu", "cuda"):
+        return None, "wall time"
+    try:
+        recorder = CuptiRecorder()
+        recorder.detach()
+    except Exception as error:  # whatever it is, wall times remain
+        return None, f"wall time, as CUPTI is not usable here ({error})"
+    return recorder, "device time through CUPTI"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians over the calls of one program."""
+
+    wall_us: float
+    device_us: float | None = None
+    launches: int = 0
+    kernels: tuple[str, ...] = ()
+    calls: int = 0
+
+    @property
+    def us(self) -> float:
+        """Device time where there is one."""
+        return self.wall_us if self.device_us is None else self.device_us
+
+
+def per_call(records: Sequence[KernelRecord], calls: int) -> tuple[list[float], tuple[str, ...]]:
+    """Microseconds of each call, and the kernels of one call, from the records of `calls` calls of one
+    program.
+
+    Every call of a compiled program launches the same kernels, so the records divide evenly. If they do not
+    (a record was lost), the calls cannot be told apart, and each is given the mean.
+    """
+    if calls < 1 or not records:
+        return [], ()
+    launches, lost = divmod(len(records), calls)
+    groups = [records[i * launches : (i + 1) * launches] for i in range(calls)]
+    names = tuple(name for name, _ in groups[0])
+    if lost or any(tuple(name for name, _ in group) != names for group in groups):
+        mean = sum(ms for _, ms in records) / calls
+        return [1e3 * mean] * calls, tuple(dict.fromkeys(name for name, _ in records))
+    return [1e3 * sum(ms for _, ms in group) for group in groups], names
+
+
+def _timed(program: Program, arguments: Sequence[Any]) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(program(*arguments))
+    return time.perf_counter() - begin
+
+
+def _turns(calls: Mapping[str, int]) -> Iterator[str]:
+    """Each name as often as it is due, taking turns; the order shifts so that none always follows the same
+    other.
+    """
+    names = list(calls)
+    for turn in range(max(calls.values(), default=0)):
+        first = turn % len(names)
+        yield from (name for name in names[first:] + names[:first] if turn < calls[name])
+
+
+def measure(
+    programs: Mapping[str, Program],
+    inputs: Sequence[Sequence[Any]],
+    *,
+    repeats: int = 30,
+    budget_s: float = 1.0,
+    recorder: Recorder | None = None,
+    rounds: int = 5,
+) -> dict[str, Timing]:
+    """Medians over up to `repeats` calls of each program, fewer (but at least 3) where they pass `budget_s`
+    seconds.
+    """
+    ring = itertools.cycle(inputs)
+    for program in programs.values():
+        jax.block_until_ready(program(*next(ring)))  # what only a first call does
+    calls = {}
+    for name, program in programs.items():
+        estimate = min(_timed(program, next(ring)) for _ in range(2))
+        calls[name] = max(3, min(repeats, int(budget_s / max(estimate, 1e-9))))
+
+    wall: dict[str, list[float]] = {name: [] for name in programs}
+    for name in _turns(calls):
+        wall[name].append(1e6 * _timed(programs[name], next(ring)))
+
+    device: dict[str, list[float]] = {name: [] for name in programs}
+    kernels: dict[str, tuple[str, ...]] = {}
+    if recorder is not None:
+        share = {name: -(-count // rounds) for name, count in calls.items()}
+        for name in _turns({name: min(rounds, count) for name, count in calls.items()}):
+            us, kernels[name] = _recorded(programs[name], ring, share[name], recorder)
+            device[name] += us
+        recorder.detach()
+
+    return {
+        name: Timing(
+            wall_us=statistics.median(wall[name]),
+            device_us=statistics.median(device[name]) if device[name] else None,
+            launches=len(kernels.get(name, ())),
+            kernels=kernels.get(name, ()),
+            calls=len(device[name]) or len(wall[name]),
+        )
+        for name in programs
+    }
+
+
+def _recorded(
+    program: Program, ring: Iterator[Sequence[Any]], calls: int, recorder: Recorder
+) -> tuple[list[float], tuple[str, ...]]:
+    """`calls` calls queued without waiting in between, as a program would run them."""
+    recorder.start()
+    try:
+        for _ in range(calls):
+            last = program(
+                *next(ring)
+            )  # outputs are let go at once: a queue of large ones would fill the memory
+        jax.block_until_ready(last)  # calls run in order
+    finally:
+        records = recorder.stop()
+    return per_call(records, calls)

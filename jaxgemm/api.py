@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
@@ -201,6 +202,8 @@ def dot_general(
 
     dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
     out = np.dtype(jnp.dtype(preferred_element_type)) if preferred_element_type is not None else lhs.dtype
+    if isinstance(out_sharding, PartitionSpec):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     return _bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding)
 
 

@@ -18,12 +18,14 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgemm import dtypes
+from jaxgemm import dtypes, partition
+from jaxgemm._jax_private import explicit_axes, is_partitioned, needs_devices_while_lowering
 from jaxgemm._runtime import TARGET
 from jaxgemm.epilogue import Epilogue, apply
 from jaxgemm.kernels import UnsupportedError, device_for
-from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
+from jaxgemm.problem import Plan, Problem, plan
 from jaxgemm.select import Choice, select
 
 gemm_p = Primitive("jaxgemm_gemm")
@@ -48,24 +50,29 @@ def _free(rank: int, contract: tuple[int, ...], batch: tuple[int, ...]) -> tuple
     return tuple(i for i in range(rank) if i not in contract and i not in batch)
 
 
-def _batched_dims(
-    dims: DimensionNumbers, lhs: Any, rhs: Any, lhs_bdim: int | None, rhs_bdim: int | None
-) -> tuple[DimensionNumbers, int]:
-    """Dimension numbers with the new axis, and where that axis comes out."""
+def _batched(
+    params: dict[str, Any], lhs: Any, rhs: Any, lhs_bdim: int | None, rhs_bdim: int | None
+) -> tuple[dict[str, Any], int]:
+    """Parameters with the new axis, and where that axis comes out."""
 
     def bump(axes: tuple[int, ...], at: int | None) -> tuple[int, ...]:
         return axes if at is None else tuple(i + (i >= at) for i in axes)
 
-    (lc, rc), (lb, rb) = dims
+    (lc, rc), (lb, rb) = params["dimension_numbers"]
     lc, lb, rc, rb = bump(lc, lhs_bdim), bump(lb, lhs_bdim), bump(rc, rhs_bdim), bump(rb, rhs_bdim)
     if lhs_bdim is not None and rhs_bdim is not None:
-        return ((lc, rc), ((lhs_bdim, *lb), (rhs_bdim, *rb))), 0
-    lhs_free = _free(np.ndim(lhs), lc, lb)
-    if lhs_bdim is not None:  # One-sided: a free axis like any other, so that the other side is read once.
-        return ((lc, rc), (lb, rb)), len(lb) + lhs_free.index(lhs_bdim)
-    assert rhs_bdim is not None
-    rhs_free = _free(np.ndim(rhs), rc, rb)
-    return ((lc, rc), (lb, rb)), len(lb) + len(lhs_free) + rhs_free.index(rhs_bdim)
+        lb, rb, out_bdim = (lhs_bdim, *lb), (rhs_bdim, *rb), 0
+    elif lhs_bdim is not None:  # One-sided: a free axis like any other, so that the other side is read once.
+        out_bdim = len(lb) + _free(np.ndim(lhs), lc, lb).index(lhs_bdim)
+    else:
+        assert rhs_bdim is not None
+        out_bdim = np.ndim(lhs) - len(lc) + _free(np.ndim(rhs), rc, rb).index(rhs_bdim)
+    out_sharding = params["out_sharding"]
+    if out_sharding is not None:
+        spec = [*out_sharding.spec]
+        spec.insert(out_bdim, None)
+        out_sharding = NamedSharding(out_sharding.mesh, PartitionSpec(*spec))
+    return dict(params, dimension_numbers=((lc, rc), (lb, rb)), out_sharding=out_sharding), out_bdim
 
 
 def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
@@ -73,8 +80,8 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     lhs_bdim, rhs_bdim, *extra_bdims = bdims
     epilogue: Epilogue = params["epilogue"]
     if epilogue.is_scaling:
-        dims, out_bdim = _batched_dims(params["dimension_numbers"], lhs, rhs, lhs_bdim, rhs_bdim)
-        return gemm_p.bind(lhs, rhs, **{**params, "dimension_numbers": dims}), out_bdim
+        params, out_bdim = _batched(params, lhs, rhs, lhs_bdim, rhs_bdim)
+        return gemm_p.bind(lhs, rhs, **params), out_bdim
     # Put the new axis first everywhere, so that c and bias line up with the result. A bias that varies along it
     # is not one that a kernel adds, so then the epilogue is composed.
     out_dtype = np.dtype(params["preferred_element_type"])
@@ -85,11 +92,11 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     if lhs_bdim is None and rhs_bdim is None:
         z, z_bdim = gemm_p.bind(lhs, rhs, **product), None
     elif bias_bdim is None and (lhs_bdim is not None):
-        dims, out_bdim = _batched_dims(params["dimension_numbers"], lhs, rhs, lhs_bdim, rhs_bdim)
+        params, out_bdim = _batched(params, lhs, rhs, lhs_bdim, rhs_bdim)
         if c is not None:
             c = _at_axis(c, c_bdim, out_bdim, size)
         operands = [x for x in (c, bias) if x is not None]
-        return gemm_p.bind(lhs, rhs, *operands, **{**params, "dimension_numbers": dims}), out_bdim
+        return gemm_p.bind(lhs, rhs, *operands, **params), out_bdim
     else:
         z, z_bdim = _batch_rule((lhs, rhs), (lhs_bdim, rhs_bdim), **product)
     z = z[None] if z_bdim is None else jnp.moveaxis(z, z_bdim, 0)
@@ -210,10 +217,18 @@ def _cotangent(ct: Any, x: Any, y: Any, params: dict[str, Any], *, lhs_known: bo
         params,
         dimension_numbers=dims,
         preferred_element_type=np.dtype(x.aval.dtype),
-        out_sharding=None,
+        out_sharding=_transposed_sharding(x.aval, order),
         strict=False,
     )
     return lax.transpose(gemm_p.bind(*operands, **result), tuple(int(i) for i in np.argsort(order)))
+
+
+def _transposed_sharding(aval: Any, order: tuple[int, ...]) -> NamedSharding | None:
+    """What the product must be sharded as so that its transposition is sharded as ``aval`` is."""
+    if not explicit_axes(aval.sharding.mesh):
+        return None
+    spec = aval.sharding.spec
+    return NamedSharding(aval.sharding.mesh, PartitionSpec(*(spec[i] for i in order)))
 
 
 ad.primitive_transposes[gemm_p] = _transpose_rule
@@ -345,8 +360,22 @@ def _call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: li
     )[0]
 
 
+def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lower for one device, or for the shards of several.
+
+    A product that XLA computes is left whole in every case, as its partitioner knows how to divide it.
+    """
+    local = partial(_lower, platform)
+    if decide(platform, ctx.avals_in, params).choice.kernel is not None:
+        out = ctx.avals_out[0].sharding
+        if explicit_axes(out.mesh):
+            local = partial(partition.explicit, local, out)
+        elif is_partitioned(ctx):
+            local = partial(partition.automatic, local)
+    return mlir.lower_fun(partial(local, **params), multiple_results=False)(ctx, *operands)
+
+
 for _platform in ("cuda", "cpu"):
-    mlir.register_lowering(
-        gemm_p, mlir.lower_fun(partial(_lower, _platform), multiple_results=False), platform=_platform
-    )
-mlir.register_lowering(gemm_p, mlir.lower_fun(partial(_lower, "other"), multiple_results=False))
+    mlir.register_lowering(gemm_p, partial(_rule, _platform), platform=_platform)
+mlir.register_lowering(gemm_p, partial(_rule, "other"))
+needs_devices_while_lowering(gemm_p)

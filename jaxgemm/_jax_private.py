@@ -1,0 +1,39 @@
+"""Every name of JAX's that is not public, each with what it stands in for; the rest of the package uses these.
+
+Seen on jax 0.10.2 and 0.11.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import dispatch
+from jax._src.sharding_impls import ShardingContext
+from jax.extend.core import Primitive
+from jax.sharding import AxisType
+
+
+def needs_devices_while_lowering(primitive: Primitive) -> None:
+    """Have the devices known when ``primitive`` is lowered, as ``custom_partitioning`` inside of a rule needs.
+
+    Stands in for: nothing public. ``custom_partitioning`` does this for its own primitive only.
+    """
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def is_partitioned(ctx: Any) -> bool:
+    """Whether XLA will divide the program that is being lowered over several devices by itself.
+
+    Stands in for: a public view of ``LoweringRuleContext.module_context.axis_context``. Inside of a ``shard_map``
+    over all mesh axes it is False: there every device's program is written out.
+    """
+    context = ctx.module_context.axis_context
+    return isinstance(context, ShardingContext) and context.num_devices > 1
+
+
+def explicit_axes(mesh: Any) -> bool:
+    """Whether shardings on this mesh are part of types.
+
+    Stands in for: ``AbstractMesh`` has the public ``axis_types``; an empty mesh has none to ask.
+    """
+    return not mesh.empty and any(t == AxisType.Explicit for t in mesh.axis_types)

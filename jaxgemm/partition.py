@@ -1,0 +1,260 @@
+"""A product whose operands are spread over devices: each device runs the product of its own shards.
+
+What is sharded along batch or free axes needs no communication. What is sharded along a contracting axis gives
+partial sums, which one psum adds up, or one reduce-scatter where the result is sharded along the same mesh axis.
+The epilogue follows the sum. No operand is gathered where ``jnp.dot`` gathers none.
+
+Auto mode hands XLA's partitioner a sharding rule and a callback (``custom_partitioning``); explicit mode, where
+shardings are part of the types, is a ``shard_map`` over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxgemm.epilogue import Epilogue, apply
+from jaxgemm.problem import DimensionNumbers
+
+#: (lhs, rhs, *extra, **params) -> result, on one device.
+Local = Callable[..., jax.Array]
+#: The mesh axes along which one array axis is sharded, for each array axis.
+Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The named axes of a product: "b0", "m0", "n0", "k0" and so on, for each array axis."""
+
+    lhs: tuple[str, ...]
+    rhs: tuple[str, ...]
+    out: tuple[str, ...]
+
+    @staticmethod
+    def of(dims: DimensionNumbers, lhs_rank: int, rhs_rank: int) -> Factors:
+        """The factors of a dot_general."""
+        (lc, rc), (lb, rb) = dims
+
+        def names(rank: int, batch: Sequence[int], contract: Sequence[int], free: str) -> tuple[str, ...]:
+            out = [""] * rank
+            for i, axis in enumerate(batch):
+                out[axis] = f"b{i}"
+            for i, axis in enumerate(contract):
+                out[axis] = f"k{i}"
+            rest = [axis for axis in range(rank) if not out[axis]]
+            for i, axis in enumerate(rest):
+                out[axis] = f"{free}{i}"
+            return tuple(out)
+
+        lhs, rhs = names(lhs_rank, lb, lc, "m"), names(rhs_rank, rb, rc, "n")
+        out = (*(f"b{i}" for i in range(len(lb))), *(f for f in lhs if f[0] == "m"), *(f for f in rhs if f[0] == "n"))
+        return Factors(lhs, rhs, out)
+
+    def operands(self, epilogue: Epilogue) -> list[tuple[str, ...]]:
+        """The factors of lhs, rhs, c and bias, as far as they are there."""
+        extra = [self.out] * epilogue.has_c + [self.out[-1:]] * epilogue.has_bias
+        return [self.lhs, self.rhs, *extra]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which mesh axes each factor is sharded along, in the operands and in the result.
+
+    Attributes:
+        factors: the product's axes.
+        axes: mesh axes by factor; a factor that is missing is whole on every device.
+        scatter: (mesh axis, result axis) pairs: contracted over the mesh axis, and then scattered along it.
+    """
+
+    factors: Factors
+    axes: dict[str, tuple[str, ...]]
+    scatter: tuple[tuple[str, int], ...]
+
+    def spec(self, names: Sequence[str]) -> PartitionSpec:
+        """The sharding of an operand with these factors."""
+        return PartitionSpec(*(self.axes.get(name) or None for name in names))
+
+    def out_spec(self) -> PartitionSpec:
+        """The sharding of the result."""
+        parts = [list(self.axes.get(name, ())) for name in self.factors.out]
+        for mesh_axis, i in self.scatter:
+            parts[i].append(mesh_axis)
+        return PartitionSpec(*(tuple(part) or None for part in parts))
+
+    def summed(self) -> tuple[str, ...]:
+        """Mesh axes over which partial sums are added up without scattering."""
+        scattered = {mesh_axis for mesh_axis, _ in self.scatter}
+        contracted = [axis for name, axes in self.axes.items() if name[0] == "k" for axis in axes]
+        return tuple(axis for axis in contracted if axis not in scattered)
+
+
+def assign(
+    factors: Factors,
+    shapes: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    specs: tuple[Spec, Spec, Spec],
+    sizes: dict[str, int],
+) -> Assignment:
+    """The assignment of mesh axes to factors that moves the fewest elements.
+
+    A mesh axis may be claimed by several factors, as when activations and weights are both sharded along it. Then
+    one of them keeps it and an operand (or the result) is moved; which, is counted.
+
+    Args:
+        factors: the product's axes.
+        shapes: of lhs, rhs and result.
+        specs: mesh axes of each array axis of lhs, rhs and result, as they are.
+        sizes: extent of each mesh axis.
+    """
+    claims: dict[str, tuple[str, ...]] = {}
+    for names, spec in zip((factors.lhs, factors.rhs), specs[:2], strict=True):
+        for name, axes in zip(names, spec, strict=True):
+            if len(axes) > len(claims.get(name, ())):
+                claims[name] = axes
+    best: tuple[float, Assignment] | None = None
+    for order in ("bmnk", "bnmk", "kbmn", "kbnm"):
+        candidate = _claim(factors, claims, order, shapes[2], specs[2], sizes)
+        cost = _moved(candidate, shapes, specs, sizes)
+        if best is None or cost < best[0]:
+            best = cost, candidate
+    assert best is not None
+    return best[1]
+
+
+def _claim(
+    factors: Factors,
+    claims: dict[str, tuple[str, ...]],
+    order: str,
+    out_shape: Sequence[int],
+    out: Spec,
+    sizes: dict[str, int],
+) -> Assignment:
+    """The assignment in which factors take the mesh axes that they claim in this order of their kinds."""
+    used: set[str] = set()
+    given: dict[str, tuple[str, ...]] = {}
+    for name in sorted(claims, key=lambda n: (order.index(n[0]), n)):
+        axes = tuple(axis for axis in claims[name] if axis not in used)
+        used.update(axes)
+        if axes:
+            given[name] = axes
+    contracted = [axis for name, axes in given.items() if name[0] == "k" for axis in axes]
+    scatter = []
+    for i, (name, axes) in enumerate(zip(factors.out, out, strict=True)):
+        parts = prod(sizes[a] for a in given.get(name, ()))
+        for axis in axes:
+            if axis in contracted and out_shape[i] % (parts * sizes[axis]) == 0:
+                scatter.append((axis, i))
+                parts *= sizes[axis]
+    return Assignment(factors, given, tuple(scatter))
+
+
+def _moved(
+    plan: Assignment,
+    shapes: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    specs: tuple[Spec, Spec, Spec],
+    sizes: dict[str, int],
+) -> float:
+    """Elements that each device receives: operands that are gathered, partial sums that are added up."""
+
+    def held(shape: Sequence[int], axes: set[str]) -> float:
+        return prod(shape) / prod(sizes[a] for a in axes)
+
+    cost = 0.0
+    for names, shape, spec in zip((plan.factors.lhs, plan.factors.rhs), shapes[:2], specs[:2], strict=True):
+        have = {a for axes in spec for a in axes}
+        want = {a for name in names for a in plan.axes.get(name, ())}
+        if have - want:
+            cost += held(shape, want) - held(shape, have | want)
+    rows = {a for name in plan.factors.out for a in plan.axes.get(name, ())}
+    cost += 2.0 * held(shapes[2], rows) * bool(plan.summed()) + held(shapes[2], rows) * bool(plan.scatter)
+    return cost
+
+
+def on_shards(local: Local, plan: Assignment, *operands: jax.Array, **params: Any) -> jax.Array:
+    """The product of one device's shards, then what adds the devices' partial sums up, then the epilogue."""
+    epilogue: Epilogue = params["epilogue"]
+    summed = plan.summed()
+    params = dict(params, out_sharding=None)
+    if not summed and not plan.scatter:
+        return local(*operands, **params)
+    lhs, rhs, *extra = operands
+    out_dtype = np.dtype(params["preferred_element_type"])
+    # Partial sums travel in the result's type, so that no more bytes do than for jnp.dot.
+    x = local(lhs, rhs, **dict(params, epilogue=epilogue.scaling()))
+    for mesh_axis, i in plan.scatter:
+        x = lax.psum_scatter(x, mesh_axis, scatter_dimension=i, tiled=True)
+    if summed:
+        x = lax.psum(x, summed)
+    if epilogue.is_scaling:
+        return x
+    c, bias = epilogue.split(extra)
+    return apply(epilogue.after_scaling(), x, c, bias, out_dtype)
+
+
+def _mesh_axes(sharding: Any, rank: int) -> Spec:
+    parts = [() if p is None else (p,) if isinstance(p, str) else tuple(p) for p in sharding.spec]
+    return tuple(parts + [()] * (rank - len(parts)))
+
+
+def automatic(local: Local, *operands: jax.Array, **params: Any) -> jax.Array:
+    """The product with a rule for XLA's partitioner, for operands whose sharding the compiler propagates."""
+    dims, epilogue = params["dimension_numbers"], params["epilogue"]
+    factors = Factors.of(dims, operands[0].ndim, operands[1].ndim)
+    names = factors.operands(epilogue)
+
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        specs = [_mesh_axes(x.sharding, len(x.shape)) for x in arguments]
+        plan = assign(
+            factors,
+            (arguments[0].shape, arguments[1].shape, result.shape),
+            (specs[0], specs[1], _mesh_axes(result.sharding, len(result.shape))),
+            dict(mesh.shape),
+        )
+        out_names = plan.out_spec()
+        shardings = [NamedSharding(mesh, plan.spec(n)) for n in names]
+        for i, n in enumerate(names[2:], 2):  # c and bias meet the result after the sum
+            shardings[i] = NamedSharding(mesh, PartitionSpec(*out_names[len(out_names) - len(n) :]))
+        return mesh, partial(on_shards, local, plan, **params), NamedSharding(mesh, out_names), tuple(shardings)
+
+    @custom_partitioning
+    def product(*args: jax.Array) -> jax.Array:
+        return local(*args, **params)
+
+    contracting = tuple(sorted({n for n in factors.lhs if n[0] == "k"}))
+    product.def_partition(
+        partition=partition,
+        sharding_rule=", ".join(" ".join(n) for n in names) + " -> " + " ".join(factors.out),
+        reduction_factors=contracting,
+    )
+    out: jax.Array = product(*operands)
+    return out
+
+
+def explicit(local: Local, target: NamedSharding, *operands: jax.Array, **params: Any) -> jax.Array:
+    """The product inside a shard_map over the shardings that are part of the operands' types."""
+    factors = Factors.of(params["dimension_numbers"], operands[0].ndim, operands[1].ndim)
+    shardings = [jax.typeof(x).sharding for x in operands]
+    mesh = target.mesh
+    specs = [_mesh_axes(s, x.ndim) for s, x in zip(shardings, operands, strict=True)]
+    out = _mesh_axes(target, len(factors.out))
+    extent = dict(zip(factors.lhs + factors.rhs, operands[0].shape + operands[1].shape, strict=True))
+    shapes = (operands[0].shape, operands[1].shape, tuple(extent[name] for name in factors.out))
+    plan = assign(factors, shapes, (specs[0], specs[1], out), dict(mesh.shape))
+    names = factors.operands(params["epilogue"])
+    out_spec = plan.out_spec()
+    in_specs = [plan.spec(n) for n in names[:2]]
+    in_specs += [PartitionSpec(*out_spec[len(out_spec) - len(n) :]) for n in names[2:]]
+    moved = [jax.sharding.reshard(x, NamedSharding(mesh, s)) for x, s in zip(operands, in_specs, strict=True)]
+    body = jax.shard_map(
+        partial(on_shards, local, plan, **params), mesh=mesh, in_specs=tuple(in_specs), out_specs=out_spec
+    )
+    result: jax.Array = jax.sharding.reshard(body(*moved), target)
+    return result

@@ -7,7 +7,6 @@ is interrupted leaves what it had. Each is what `python -m jaxgemm bench --json`
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import sys
@@ -16,32 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import chain
-from shapes import SUITES
-
 import jaxgemm
 from jaxgemm import bench, report
 
 _HERE = Path(__file__).resolve().parent
+sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+
+import chain  # noqa: E402
+from gpu_record import digest  # noqa: E402  # of the sources beside this script, taken to be those that were built
+from shapes import SUITES  # noqa: E402
 
 
 def slug(device: str) -> str:
     """A folder's name for a device."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-
-
-def source_digest(root: Path) -> str | None:
-    """A digest of the sources beside this script, which are taken to be the ones that were built."""
-    files = [root / "CMakeLists.txt"]
-    for folder in ("ffi", "jaxgemm"):
-        files += [file for file in (root / folder).rglob("*") if file.is_file()]
-    if not files[0].is_file():
-        return None
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        if "__pycache__" not in file.parts and file.suffix != ".so":
-            digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
 
 
 def write(file: Path, document: dict[str, Any]) -> None:
@@ -52,9 +39,7 @@ def write(file: Path, document: dict[str, Any]) -> None:
     draft.replace(file)
 
 
-def run_suite(
-    name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]
-) -> bool:
+def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
     """Measure and print one suite; returns whether every row came out."""
     suite = SUITES[name]
     rows: list[bench.Row] = []
@@ -76,25 +61,20 @@ def run_chain(runner: bench.Bench, kernels: Sequence[str], file: Path, more: dic
     return not any(row["message"] for row in rows)
 
 
-def _kernels(asked: Sequence[str] | None, suite: str, on_cpu: bool) -> list[str]:
-    wanted = list(asked or (("auto", "host") if on_cpu else SUITES[suite].kernels))
+def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> list[str]:
+    if asked or runner.device.platform == "cpu":
+        return list(asked or runner.default_kernels())
     known = {"auto", "xla", *(kernel.name for kernel in jaxgemm.kernels())}
-    return [name for name in wanted if asked or name in known]
+    return [name for name in SUITES[suite].kernels if name in known]
 
 
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="+", choices=[*SUITES, "chain"])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
-    parser.add_argument(
-        "--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)"
-    )
-    parser.add_argument(
-        "--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)"
-    )
+    parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")
     parser.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
     options = parser.parse_args()
     for kernel in options.kernel or ():
@@ -106,13 +86,11 @@ def main() -> int:
     runner = bench.on_default_device(repeats=options.repeats, budget_s=options.budget)
     report.print_header(runner)
     folder = options.results / slug(report.device_name(runner.device))
-    digest = source_digest(_HERE.parent)
+    sources = digest()
     fine = True
     for name in options.suites:
-        kernels = _kernels(
-            options.kernel, "sgemm" if name == "chain" else name, runner.device.platform == "cpu"
-        )
-        more: dict[str, Any] = {"suite": name, "source_digest": digest}
+        kernels = _kernels(options.kernel, "sgemm" if name == "chain" else name, runner)
+        more: dict[str, Any] = {"suite": name, "source_digest": sources}
         run = run_chain if name == "chain" else (lambda *rest, name=name: run_suite(name, *rest))
         try:
             fine &= run(runner, kernels, folder / f"{name}.json", more)

@@ -46,11 +46,7 @@ _BF16_SHAPES: tuple[Shape, ...] = (
     (2047, 2049, 2051),
     (4097, 4095, 4099),
     # the four products of a large transformer's layer, for one token, a few, and many
-    *(
-        (m, n, k)
-        for m in (1, 16, 128, 2048)
-        for n, k in ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
-    ),
+    *((m, n, k) for m in (1, 16, 128, 2048) for n, k in ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))),
     # little output and much to sum; a tall one; narrow ones
     (64, 64, 131072),
     (128, 128, 65536),

@@ -65,12 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "bench", help="ours beside XLA's paths", description=_BENCH, epilog=_EXAMPLES, formatter_class=form
     )
-    run.add_argument(
-        "--shapes", type=_checked(parse_shapes), help="MxNxK or MxNxK@batch, several separated by commas"
-    )
-    run.add_argument(
-        "--dtype", type=_listed(parse_dtype), default=["float32"], help=f"one or more of {_names()}"
-    )
+    run.add_argument("--shapes", type=_checked(parse_shapes), help="MxNxK or MxNxK@batch, several separated by commas")
+    run.add_argument("--dtype", type=_listed(parse_dtype), default=["float32"], help=f"one or more of {_names()}")
     run.add_argument(
         "--layout",
         type=_listed(_layout),
@@ -84,13 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         help="auto, xla, or a name that `info` lists, with options as simt:option=value; may be repeated",
     )
     run.add_argument("--precision", choices=PRECISIONS, default="highest", help=_PRECISION)
-    run.add_argument(
-        "--repeats", type=_checked(_positive), help="calls to take the median of, at most (default 30)"
-    )
+    run.add_argument("--repeats", type=_checked(_positive), help="calls to take the median of, at most (default 30)")
     run.add_argument("--seed", type=int, default=0, help="of the random operands (default 0)")
-    run.add_argument(
-        "--quick", action="store_true", help="few repeats, and small shapes unless --shapes is given"
-    )
+    run.add_argument("--quick", action="store_true", help="few repeats, and small shapes unless --shapes is given")
     run.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     run.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart (needs matplotlib)")
     run.set_defaults(run=_bench, parser=run)
@@ -99,15 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     for extent in ("M", "N", "K"):
         explain.add_argument(extent, type=_checked(_extent))
     explain.add_argument("--dtype", type=_checked(parse_dtype), default="float32", help=f"one of {_names()}")
-    explain.add_argument(
-        "--layout", type=_checked(_layout), default="NN", help="NN, NT, TN or TT (default NN)"
-    )
+    explain.add_argument("--layout", type=_checked(_layout), default="NN", help="NN, NT, TN or TT (default NN)")
     explain.add_argument("--batch", type=_checked(_extent), help="a leading batch dimension")
     explain.add_argument("--kernel", type=_checked(_kernel), default="auto", help="default auto")
     explain.add_argument("--precision", choices=PRECISIONS, default="highest", help=_PRECISION)
-    explain.add_argument(
-        "--device", metavar="NAME", help='as on this one: cpu, the GPU here, or "NVIDIA H200"'
-    )
+    explain.add_argument("--device", metavar="NAME", help='as on this one: cpu, the GPU here, or "NVIDIA H200"')
     explain.set_defaults(run=_explain, parser=explain)
     return parser
 
@@ -212,9 +200,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    case = Case(
-        options.M, options.N, options.K, options.dtype, options.layout, options.batch, options.precision
-    )
+    case = Case(options.M, options.N, options.K, options.dtype, options.layout, options.batch, options.precision)
     kernel, kernel_options = bench.parse_kernel(options.kernel)
     try:
         platform = bench.platform_of(options.device)

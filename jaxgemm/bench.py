@@ -153,6 +153,11 @@ class Bench:
     seed: int = 0
     xla_paths: Mapping[str, dict[str, Any]] = field(default_factory=lambda: XLA_PATHS)
 
+    @property
+    def queued(self) -> bool:
+        """Whether wall times are of queued calls: see :func:`jaxgemm.timing.measure`."""
+        return str(self.device.platform) != "cpu"
+
     def default_kernels(self) -> list[str]:
         """ "auto", and the kernel of ours that covers most here, as "auto" may settle on XLA's product."""
         ours = "host" if self.device.platform == "cpu" else "simt"
@@ -172,9 +177,7 @@ class Bench:
             kernel, options = parse_kernel(name)
             call = {**case.gemm_options(), "kernel": kernel, **options}
             with self._caught(name, paths, status):
-                programs[name], paths[name] = _compile(
-                    lambda a, b, call=call: jaxgemm.gemm(a, b, **call), case, {}
-                )
+                programs[name], paths[name] = _compile(lambda a, b, call=call: jaxgemm.gemm(a, b, **call), case, {})
                 chosen[name] = chosen_kernel(case, kernel, options)
         for name, options in self.xla_paths.items():
             with self._caught(f"xla {name}", paths, status):
@@ -199,9 +202,7 @@ class Bench:
                 precision=case.precision,
             )
         xla = {name: paths[f"xla {name}"] for name in self.xla_paths}
-        return [
-            Row(case, name, chosen[name], status.get(name, "ok"), paths[name], xla, floor) for name in kernels
-        ]
+        return [Row(case, name, chosen[name], status.get(name, "ok"), paths[name], xla, floor) for name in kernels]
 
     def _run(
         self, case: Case, programs: dict[str, timing.Program], paths: dict[str, Path], status: dict[str, str]
@@ -216,7 +217,12 @@ class Bench:
             if name in status:
                 del programs[name]
         times = timing.measure(
-            programs, inputs, repeats=self.repeats, budget_s=self.budget_s, recorder=self.recorder
+            programs,
+            inputs,
+            repeats=self.repeats,
+            budget_s=self.budget_s,
+            recorder=self.recorder,
+            queued=self.queued,
         )
         for name, time_ in times.items():
             paths[name] = replace(paths[name], timing=time_)
@@ -225,7 +231,8 @@ class Bench:
         """Enough operands to pass three times the cache, within the memory cap and what is ever called."""
         wanted = -(-3 * cache_bytes(self.limits) // case.operand_bytes)
         cap = _MEMORY_CAP["cpu" if self.device.platform == "cpu" else "gpu"] // case.operand_bytes
-        return max(1, min(wanted, cap, 2 * programs * self.repeats))
+        used = programs * (2 * self.repeats + 11)  # warm-up, then wall and device time in rows of equal length
+        return max(1, min(wanted, cap, used))
 
     @contextlib.contextmanager
     def _caught(self, name: str, paths: dict[str, Path], status: dict[str, str]) -> Any:
@@ -269,9 +276,7 @@ def operands(case: Case) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(shape, jnp.dtype(case.dtype)) for shape in case.shapes]
 
 
-def _compile(
-    function: Callable[..., jax.Array], case: Case, options: dict[str, Any]
-) -> tuple[timing.Program, Path]:
+def _compile(function: Callable[..., jax.Array], case: Case, options: dict[str, Any]) -> tuple[timing.Program, Path]:
     begin = time.perf_counter()
     program = jax.jit(function, compiler_options=options or None).lower(*operands(case)).compile()
     seconds = time.perf_counter() - begin
@@ -294,9 +299,7 @@ def platform_of(device: str | None) -> str | None:
         return None
     platforms = {"cpu": "cpu", gpu_name().lower(): "cuda"}
     if device.lower() not in platforms:
-        raise ValueError(
-            f"unknown device {device!r}: here programs can be explained for cpu and {gpu_name()}"
-        )
+        raise ValueError(f"unknown device {device!r}: here programs can be explained for cpu and {gpu_name()}")
     return platforms[device.lower()]
 
 

@@ -112,9 +112,7 @@ def parse_dtype(text: str) -> str:
     """The full name of a type given by its short or full name."""
     name = DTYPES.get(text, text)
     if name not in DTYPES.values():
-        raise ValueError(
-            f"unknown dtype {text!r}: expected one of {', '.join(DTYPES)} (or a full name as float32)"
-        )
+        raise ValueError(f"unknown dtype {text!r}: expected one of {', '.join(DTYPES)} (or a full name as float32)")
     return name
 
 
@@ -124,9 +122,7 @@ def parse_shapes(text: str) -> list[tuple[int, int, int, int | None]]:
     for item in text.split(","):
         match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)(?:@(\d+))?\s*", item)
         if match is None:
-            raise ValueError(
-                f"malformed shape {item!r}: expected MxNxK or MxNxK@batch, as in 4096x4096x4096@8"
-            )
+            raise ValueError(f"malformed shape {item!r}: expected MxNxK or MxNxK@batch, as in 4096x4096x4096@8")
         m, n, k = (int(part) for part in match.groups()[:3])
         batch = int(match[4]) if match[4] else None
         if 0 in (m, n, k, batch):
@@ -137,23 +133,30 @@ def parse_shapes(text: str) -> list[tuple[int, int, int, int | None]]:
 
 def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, jax.Array]]:
     """Fresh operands: standard-normal, or over an integer's whole range. Zeros would run faster than data."""
-    dtype = jnp.dtype(case.dtype)
-
-    def make(key: jax.Array) -> tuple[jax.Array, ...]:
-        keys = jax.random.split(key)
-        if jnp.issubdtype(dtype, jnp.integer):
-            return tuple(
-                jax.random.bits(k, s, jnp.uint8).astype(dtype) for k, s in zip(keys, case.shapes, strict=True)
-            )
-        wide = jnp.float64 if case.dtype == "float64" else jnp.float32
-        return tuple(
-            jax.random.normal(k, s, wide).astype(dtype) for k, s in zip(keys, case.shapes, strict=True)
-        )
-
-    generate = jax.jit(make)
-    pairs = [(a, b) for a, b in map(generate, jax.random.split(jax.random.key(seed), copies))]
+    if jax.default_backend() == "cpu":
+        # NumPy is at hand; a program of JAX's would have to be compiled for each shape first.
+        rng = np.random.default_rng(seed)
+        pairs = [(_on_host(rng, case, 0), _on_host(rng, case, 1)) for _ in range(copies)]
+    else:
+        generate = jax.jit(lambda key: tuple(map(_on_device, jax.random.split(key), case.shapes, 2 * [case.dtype])))
+        pairs = [generate(key) for key in jax.random.split(jax.random.key(seed), copies)]
     jax.block_until_ready(pairs)
     return pairs
+
+
+def _on_host(rng: np.random.Generator, case: Case, operand: int) -> jax.Array:
+    dtype, shape = jnp.dtype(case.dtype), case.shapes[operand]
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.asarray(rng.integers(256, size=shape, dtype=np.uint8).view(dtype))
+    wide = np.float64 if case.dtype == "float64" else np.float32
+    return jnp.asarray(rng.standard_normal(shape, wide).astype(dtype))
+
+
+def _on_device(key: jax.Array, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    if dtype in ("int8", "uint8"):
+        return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint8), jnp.dtype(dtype))
+    wide = jnp.float64 if dtype == "float64" else jnp.float32
+    return jax.random.normal(key, shape, wide).astype(dtype)
 
 
 Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # batch index and row of each sampled row
@@ -169,8 +172,8 @@ def sample_rows(case: Case, seed: int) -> Rows:
 
 def take_rows(d: jax.Array, case: Case, rows: Rows) -> npt.NDArray[np.float64]:
     """Those rows of D, in float64."""
-    picked = d.reshape(-1, case.n)[rows[0] * case.m + rows[1]]
-    return np.asarray(picked).astype(np.float64)
+    picked = np.asarray(d).reshape(-1, case.n)[rows[0] * case.m + rows[1]]
+    return np.asarray(picked, np.float64)
 
 
 def reference_rows(case: Case, a: jax.Array, b: jax.Array, rows: Rows) -> npt.NDArray[np.float64]:

@@ -45,7 +45,8 @@ def save(rows: Sequence[Row], file: Path, title: str) -> None:
     axes.set_ylabel("TFLOP/s")
     axes.set_title(title, fontsize="medium")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend()
+    if series:
+        axes.legend()
     figure.savefig(file, dpi=150)
 
 

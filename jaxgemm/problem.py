@@ -138,10 +138,11 @@ def _matrix(rows: tuple[int, int] | None, cols: tuple[int, int] | None, strides:
         return Matrix(False, nc, strides)
     if nc == 1 and sr == 1:
         return Matrix(True, nr, strides)
+    # An array with no elements has strides of 0, which no line is as short as.
     if nc == 1 or sc == 1:
-        return Matrix(False, sr, strides)
+        return Matrix(False, max(sr, nc), strides)
     if nr == 1 or sr == 1:
-        return Matrix(True, sc, strides)
+        return Matrix(True, max(sc, nr), strides)
     return None
 
 

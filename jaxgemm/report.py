@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxgemm.kernels import Kernel
 
 _SHORT = {name: short for short, name in DTYPES.items()} | {"int32": "s32"}
+_PATH_NAMES = {"default": "XLA", "cublas": "cuBLAS"}
 _WIDTH = 160  # of a table that goes to a file or a pipe
 
 
@@ -44,9 +45,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     except ImportError:
         _print_plain(title, columns, rows, left)
         return
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if i < left else "right", overflow="fold")
+        table.add_column(Text(column), justify="left" if i < left else "right", overflow="fold", no_wrap=i < 2)
     for row in rows:
         table.add_row(*map(Text, row))
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
@@ -125,6 +126,7 @@ def document(bench: Bench, rows: Sequence[Row], **more: Any) -> dict[str, Any]:
     return {
         **environment(bench.device),
         "how": f"{bench.how}, median of up to {bench.repeats} calls, random data rotated past the cache",
+        "wall": "of calls issued in a row" if bench.queued else "of calls waited for one by one",
         **more,
         "rows": [row.to_json() for row in rows],
     }
@@ -169,18 +171,14 @@ def _limits(device: jax.Device) -> str:
 
 def _kernel_row(kernel: Kernel) -> tuple[str, ...]:
     types = dict.fromkeys(
-        f"{_SHORT.get(a, a)} {_SHORT.get(b, b)}>{_SHORT.get(d, d)}"
-        if a != b
-        else f"{_SHORT[a]}>{_SHORT.get(d, d)}"
+        f"{_SHORT.get(a, a)} {_SHORT.get(b, b)}>{_SHORT.get(d, d)}" if a != b else f"{_SHORT[a]}>{_SHORT.get(d, d)}"
         for a, b, d, _ in kernel.types
     )
     where = kernel.platform
     if kernel.min_arch:
         upper = f" to {kernel.max_arch / 10:.1f}" if kernel.max_arch else "+"
         where += f" {kernel.min_arch / 10:.1f}{upper}"
-    options = "; ".join(
-        f"{name}={'|'.join(map(str, values)) or 'int'}" for name, values in kernel.options.items()
-    )
+    options = "; ".join(f"{name}={'|'.join(map(str, values)) or 'int'}" for name, values in kernel.options.items())
     bits = ("r" if kernel.deterministic else "-") + ("b" if kernel.batch_invariant else "-")
     return kernel.name, kernel.family, where, " ".join(types), options, bits, _usable(kernel), kernel.summary
 
@@ -232,18 +230,15 @@ def print_header(bench: Bench) -> None:
 
 def print_rows(rows: Sequence[Row]) -> None:
     """The table of a bench, what it compares with, and the messages of what did not run."""
-    paths = list(rows[0].xla) if rows else []
-    names = {path: "XLA" if len(paths) == 1 else f"XLA {path}" for path in paths}
+    names = [_PATH_NAMES[path] for path in rows[0].xla] if rows else []
     slow = all((row.tflops or 0.0) < 1.0 for row in rows)
-    speed = "GFLOP/s" if slow else "TFLOP/s"
-    columns = ["problem", "kernel", "time", *names.values(), speed, "ratio", "roofline", "error"]
-    columns += [f"err {name}" for name in names.values()]
-    print_table(
-        "ratio: XLA's faster path / ours, above 1 ours is faster",
-        columns,
-        [_cells(row, 1e3 if slow else 1.0) for row in rows],
-        left=2,
-    )
+    floors = any(row.floor for row in rows)
+    columns = ["problem", "kernel", "time", *names, "GFLOP/s" if slow else "TFLOP/s", "ratio"]
+    columns += ["roofline"] * floors + ["error", *(f"err {name}" for name in names)]
+    cells = [_cells(row, 1e3 if slow else 1.0, floors) for row in rows]
+    print_table("ratio: XLA's faster path / ours, above 1 ours is faster", columns, cells, left=2)
+    if "cuBLAS" in names:
+        print("XLA is its default path, cuBLAS the one with XLA's own generated kernels switched off.")
     if any(row.case.dtype == "float32" for row in rows):
         precisions = sorted({row.case.precision.upper() for row in rows if row.case.dtype == "float32"})
         meaning = {
@@ -253,9 +248,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         print(f"float32 at precision {' and '.join(meaning[p] for p in precisions)}, on both sides.")
     units = sorted({row.floor.unit for row in rows if row.floor})
     if units:
-        print(
-            f"roofline: share of the speed that the {', '.join(units)} rate and the memory bandwidth allow."
-        )
+        print(f"roofline: share of the speed that the {', '.join(units)} rate and the memory bandwidth allow.")
     for message, problems in _messages(rows).items():
         count = "" if len(problems) == 1 else f" and {len(problems) - 1} more"
         print(f"{problems[0]}{count}: {message}")
@@ -266,16 +259,14 @@ def _messages(rows: Sequence[Row]) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.status != "ok":
-            found.setdefault(f"kernel {row.kernel}: {row.status}: {row.ours.message}", {})[str(row.case)] = (
-                None
-            )
+            found.setdefault(f"kernel {row.kernel}: {row.status}: {row.ours.message}", {})[str(row.case)] = None
         for path, ran in row.xla.items():
             if ran.message:
-                found.setdefault(f"XLA {path}: {ran.message}", {})[str(row.case)] = None
+                found.setdefault(f"{_PATH_NAMES[path]}: {ran.message}", {})[str(row.case)] = None
     return {message: list(problems) for message, problems in found.items()}
 
 
-def _cells(row: Row, per_tflops: float) -> list[str]:
+def _cells(row: Row, per_tflops: float, floors: bool) -> list[str]:
     settled = row.status == "ok" and row.kernel == "auto"
     kernel = f"auto > {row.chosen}" if settled else row.kernel
     times = [time_text(None if p.timing is None else p.timing.us) for p in row.xla.values()]
@@ -286,7 +277,6 @@ def _cells(row: Row, per_tflops: float) -> list[str]:
         *times,
         _figure(row.tflops and per_tflops * row.tflops, ".3g"),
         _figure(row.ratio, ".2f"),
-        _figure(row.roofline, ".0%"),
-        _figure(row.ours.error, ".1e"),
-        *(_figure(p.error, ".1e") for p in row.xla.values()),
+        *([_figure(row.roofline, ".0%")] if floors else []),
+        *(_figure(path.error, ".1e").replace("e-0", "e-") for path in (row.ours, *row.xla.values())),
     ]

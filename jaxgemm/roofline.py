@@ -43,12 +43,8 @@ RATES: Mapping[int, Rates] = MappingProxyType(
         86: Rates(128, 2, {"16-bit": 512, "8-bit": 1024, "tf32": 256}),
         87: Rates(128, 2, {"16-bit": 1024, "8-bit": 2048, "tf32": 512}),
         89: Rates(128, 2, {"16-bit": 512, "8-bit": 1024, "tf32": 256}),
-        90: Rates(
-            128, 64, {"16-bit": 2048, "8-bit": 4096, "tf32": 1024, "fp64": 128}, tensor_clock_hz=1.83e9
-        ),
-        100: Rates(
-            128, 64, {"16-bit": 4096, "8-bit": 8192, "tf32": 2048, "fp64": 64}, tensor_clock_hz=1.85e9
-        ),
+        90: Rates(128, 64, {"16-bit": 2048, "8-bit": 4096, "tf32": 1024, "fp64": 128}, tensor_clock_hz=1.83e9),
+        100: Rates(128, 64, {"16-bit": 4096, "8-bit": 8192, "tf32": 2048, "fp64": 64}, tensor_clock_hz=1.85e9),
         120: Rates(128, 2, {"16-bit": 512, "8-bit": 1024, "tf32": 256}),
     }
 )
@@ -81,9 +77,7 @@ class DeviceLimits:
         return 2.0 * fma * self.multiprocessors * clock or None
 
 
-def _gpu(
-    name: str, arch: int, sms: int, mhz: float, memory_mhz: float, bus_bits: int, l2_mib: int
-) -> DeviceLimits:
+def _gpu(name: str, arch: int, sms: int, mhz: float, memory_mhz: float, bus_bits: int, l2_mib: int) -> DeviceLimits:
     return DeviceLimits(name, arch, sms, mhz * 1e6, _bandwidth(memory_mhz * 1e6, bus_bits), l2_mib << 20)
 
 

@@ -113,10 +113,13 @@ def per_call(records: Sequence[KernelRecord], calls: int) -> tuple[list[float], 
     return [1e3 * sum(ms for _, ms in group) for group in groups], names
 
 
-def _timed(program: Program, arguments: Sequence[Any]) -> float:
+def _timed(program: Program, ring: Iterator[Sequence[Any]], calls: int = 1) -> float:
+    """Seconds a call, out of a queue of calls that is waited for at its end."""
     begin = time.perf_counter()
-    jax.block_until_ready(program(*arguments))
-    return time.perf_counter() - begin
+    for _ in range(calls):
+        last = program(*next(ring))  # outputs are let go at once: a queue of large ones would fill the memory
+    jax.block_until_ready(last)  # calls run in order
+    return (time.perf_counter() - begin) / calls
 
 
 def _turns(calls: Mapping[str, int]) -> Iterator[str]:
@@ -136,29 +139,37 @@ def measure(
     repeats: int = 30,
     budget_s: float = 1.0,
     recorder: Recorder | None = None,
+    queued: bool = False,
     rounds: int = 5,
 ) -> dict[str, Timing]:
-    """Medians over up to `repeats` calls of each program, fewer (but at least 3) where they pass `budget_s`
-    seconds.
+    """Medians over up to `repeats` calls of each program, fewer (but at least 3) where they pass `budget_s` seconds.
+
+    With `queued`, wall time is that of calls issued in a row, in as many rows as `rounds` says. That is for a GPU,
+    where waiting for every single call adds a wake-up of some hundred microseconds, more or less, to each.
     """
     ring = itertools.cycle(inputs)
     for program in programs.values():
         jax.block_until_ready(program(*next(ring)))  # what only a first call does
     calls = {}
     for name, program in programs.items():
-        estimate = min(_timed(program, next(ring)) for _ in range(2))
+        estimate = min(_timed(program, ring) for _ in range(2))
         calls[name] = max(3, min(repeats, int(budget_s / max(estimate, 1e-9))))
+    row = {name: -(-count // rounds) for name, count in calls.items()}
 
     wall: dict[str, list[float]] = {name: [] for name in programs}
-    for name in _turns(calls):
-        wall[name].append(1e6 * _timed(programs[name], next(ring)))
+    for name in _turns({name: min(rounds, count) if queued else count for name, count in calls.items()}):
+        wall[name].append(1e6 * _timed(programs[name], ring, row[name] if queued else 1))
 
     device: dict[str, list[float]] = {name: [] for name in programs}
     kernels: dict[str, tuple[str, ...]] = {}
     if recorder is not None:
-        share = {name: -(-count // rounds) for name, count in calls.items()}
         for name in _turns({name: min(rounds, count) for name, count in calls.items()}):
-            us, kernels[name] = _recorded(programs[name], ring, share[name], recorder)
+            recorder.start()
+            try:
+                _timed(programs[name], ring, row[name])
+            finally:
+                records = recorder.stop()
+            us, kernels[name] = per_call(records, row[name])
             device[name] += us
         recorder.detach()
 
@@ -168,23 +179,7 @@ def measure(
             device_us=statistics.median(device[name]) if device[name] else None,
             launches=len(kernels.get(name, ())),
             kernels=kernels.get(name, ()),
-            calls=len(device[name]) or len(wall[name]),
+            calls=calls[name],
         )
         for name in programs
     }
-
-
-def _recorded(
-    program: Program, ring: Iterator[Sequence[Any]], calls: int, recorder: Recorder
-) -> tuple[list[float], tuple[str, ...]]:
-    """`calls` calls queued without waiting in between, as a program would run them."""
-    recorder.start()
-    try:
-        for _ in range(calls):
-            last = program(
-                *next(ring)
-            )  # outputs are let go at once: a queue of large ones would fill the memory
-        jax.block_until_ready(last)  # calls run in order
-    finally:
-        records = recorder.stop()
-    return per_call(records, calls)

@@ -1,0 +1,305 @@
+"""Switches an unmodified function over: its ``dot_general``s become products of jaxgemm.
+
+The function is traced to a jaxpr, in which the primitive of each eligible product is exchanged, also inside of
+jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
+so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+import jax
+from jax import lax
+from jax.extend import linear_util
+from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params, primitives
+
+from jaxgemm import dtypes
+from jaxgemm import precision as prec
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import UnsupportedError, find_kernel, kernels
+from jaxgemm.primitive import decide, gemm_p
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Primitives whose jaxprs are programs like any other. What is not listed keeps its products: a Pallas kernel,
+#: for one, is written in the same primitives but is not compiled by XLA.
+_OPENED = frozenset(
+    {
+        primitives.jit_p.name,
+        primitives.scan_p.name,
+        primitives.while_p.name,
+        primitives.cond_p.name,
+        primitives.remat_p.name,
+        primitives.custom_jvp_call_p.name,
+        primitives.custom_vjp_call_p.name,
+        "call",
+        "closed_call",
+        "eval_jaxpr",
+        "custom_vmap_call",
+        "shard_map",
+    }
+)
+
+_DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where products go.
+
+    Attributes:
+        kernel: as ``gemm`` takes it.
+        precision: canonical precision of the products that ask for none themselves.
+    """
+
+    kernel: str = "auto"
+    precision: prec.Precision = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """A product that stays ``lax.dot_general``.
+
+    Attributes:
+        operands: "float32[128,64] x float32[64,32] -> float32".
+        why: the reason.
+        trips: how often the program runs it, where that is static (the length of a scan).
+    """
+
+    operands: str
+    why: str
+    trips: int = 1
+
+    def __str__(self) -> str:
+        times = "" if self.trips == 1 else f"  ({self.trips} times)"
+        return f"{self.operands}{times}\n  left       {self.why}"
+
+
+@overload
+def override(function: F, /, *, kernel: str = "auto", precision: prec.Precision = None) -> F: ...
+@overload
+def override(*, kernel: str = "auto", precision: prec.Precision = None) -> Callable[[F], F]: ...
+def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.Precision = None) -> Any:
+    """The function with its products computed by jaxgemm, wherever in it they are.
+
+    It reaches through jit, scan, while, cond, checkpoint, shard_map, custom_jvp and custom_vjp, whose rules stay in
+    force, and composes with grad, vmap and jit from outside. Products that no kernel computes stay as they are;
+    ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
+
+    Each call traces ``function``, so put ``jax.jit`` around the result rather than inside. Of the arguments, JAX
+    arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is.
+
+    Args:
+        function: any function of pytrees that JAX can trace. Without it, a decorator is returned.
+        kernel: as for :func:`jaxgemm.gemm`. A product that the named kernel cannot compute stays as it is.
+        precision: for the products that do not ask for one themselves.
+
+    Returns:
+        A function of the same arguments and results.
+
+    Raises:
+        TypeError: ``function`` is not callable.
+        ValueError: ``kernel`` or ``precision`` is not a name that exists.
+    """
+    if function is None:
+        return functools.partial(override, kernel=kernel, precision=precision)
+    if not callable(function):
+        raise TypeError(f"override: expected a function, got {type(function).__name__}")
+    if kernel not in ("auto", "xla"):
+        find_kernel(kernel)
+    routing = Routing(kernel, None if precision is None else prec.canonical(precision))
+
+    # The attributes are not copied: a callable may be an object with a large state.
+    @functools.wraps(function, updated=())
+    def routed(*args: Any, **kwargs: Any) -> Any:
+        return _evaluate(function, routing, args, kwargs)
+
+    setattr(routed, _ATTRIBUTE, routing)
+    return routed
+
+
+_ATTRIBUTE = "__jaxgemm_routing__"
+
+
+def routing_of(function: Any) -> Routing | None:
+    """The routing of a function that :func:`override` made, also if jit or grad is around it."""
+    found = getattr(function, _ATTRIBUTE, None)
+    return found if isinstance(found, Routing) else None
+
+
+def _evaluate(function: Callable[..., Any], routing: Routing, args: Any, kwargs: Any) -> Any:
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = [x for x in leaves if isinstance(x, jax.Array)]
+    results: list[Any] = []
+    result_tree = None
+
+    def traced(*tracers: jax.Array) -> list[jax.Array]:
+        nonlocal result_tree
+        given = iter(tracers)
+        args, kwargs = jax.tree.unflatten(tree, [next(given) if isinstance(x, jax.Array) else x for x in leaves])
+        found, result_tree = jax.tree.flatten(function(*args, **kwargs))
+        results[:] = [None if isinstance(x, jax.Array) else (x,) for x in found]
+        return [x for x in found if isinstance(x, jax.Array)]
+
+    program = _route(jax.make_jaxpr(traced)(*arrays), routing)
+    values = iter(jaxpr_as_fun(program)(*arrays))
+    assert result_tree is not None
+    return jax.tree.unflatten(result_tree, [next(values) if x is None else x[0] for x in results])
+
+
+# --- Jaxprs ---------------------------------------------------------------------------------------------------
+
+# JAX compiles a jaxpr once an object, so a jaxpr that comes by again (jit caches them) must give the same object.
+# None: nothing changes in it.
+_memo: WeakKeyDictionary[Any, dict[Routing, Any]] = WeakKeyDictionary()
+
+
+def _route(jaxpr: Any, routing: Routing) -> Any:
+    """The jaxpr, open or closed, with its eligible products exchanged."""
+    known = _memo.setdefault(jaxpr, {})
+    if routing not in known:
+        eqns = [_route_eqn(eqn, routing) for eqn in jaxpr.eqns]
+        if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
+            known[routing] = None
+        elif isinstance(jaxpr, Jaxpr):
+            known[routing] = jaxpr.replace(eqns=eqns)
+        else:
+            known[routing] = jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(eqns=eqns))
+    new = known[routing]
+    return jaxpr if new is None else new
+
+
+def _route_eqn(eqn: Any, routing: Routing) -> Any:
+    if eqn.primitive is lax.dot_general_p:
+        return eqn if refusal(eqn, routing) else eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))
+    if eqn.primitive.name not in _OPENED:
+        return eqn
+    params = {name: _route_param(value, routing) for name, value in eqn.params.items()}
+    changed = any(params[name] is not value for name, value in eqn.params.items())
+    # The rules are functions that have not been traced yet: their products are exchanged when they are.
+    if eqn.primitive is primitives.custom_jvp_call_p:
+        params["jvp_jaxpr_fun"], changed = _route_thunk(params["jvp_jaxpr_fun"], routing), True
+    if eqn.primitive is primitives.custom_vjp_call_p:
+        params["fwd_jaxpr_thunk"], changed = _route_thunk(params["fwd_jaxpr_thunk"], routing), True
+        params["bwd"] = _route_function(params["bwd"], routing)
+    if eqn.primitive is primitives.remat_p and changed and params["policy"] is not None:
+        params["policy"] = _Policy(params["policy"])
+    return eqn.replace(params=params) if changed else eqn
+
+
+def _route_param(value: Any, routing: Routing) -> Any:
+    if isinstance(value, tuple):
+        routed = tuple(_route_param(x, routing) for x in value)
+        return value if all(new is old for new, old in zip(routed, value, strict=True)) else routed
+    return _route(value, routing) if isinstance(getattr(value, "jaxpr", value), Jaxpr) else value
+
+
+def _route_thunk(thunk: Any, routing: Routing) -> Any:
+    """A function that returns a jaxpr first."""
+
+    def routed(*args: Any) -> tuple[Any, ...]:
+        jaxpr, *rest = thunk.call_wrapped(*args)
+        return _route(jaxpr, routing), *rest
+
+    return linear_util.wrap_init(routed, debug_info=thunk.debug_info)
+
+
+def _route_function(function: Any, routing: Routing) -> Any:
+    def routed(*args: Any) -> Any:
+        return _evaluate(function.call_wrapped, routing, args, {})
+
+    return linear_util.wrap_init(routed, debug_info=function.debug_info)
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """A checkpoint policy that sees the products as what they were, so that it saves what it did."""
+
+    policy: Callable[..., Any]
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
+        if primitive is gemm_p and params["epilogue"] == Epilogue():
+            return self.policy(lax.dot_general_p, *avals, **{name: params[name] for name in _DOT_PARAMS})
+        return self.policy(primitive, *avals, **params)
+
+
+# --- Products -------------------------------------------------------------------------------------------------
+
+
+def _gemm_params(eqn: Any, routing: Routing) -> dict[str, Any]:
+    precision = eqn.params["precision"]
+    return {
+        "dimension_numbers": eqn.params["dimension_numbers"],
+        "precision": routing.precision if precision is None else prec.canonical(precision),
+        "preferred_element_type": eqn.outvars[0].aval.dtype,
+        "out_sharding": eqn.params["out_sharding"],
+        "epilogue": Epilogue(),
+        "kernel": routing.kernel,
+        "options": (),
+        "strict": True,
+    }
+
+
+def refusal(eqn: Any, routing: Routing) -> str:
+    """Why a ``dot_general`` is not routed; empty if it is."""
+    lhs, rhs = (v.aval for v in eqn.invars)
+    a, b, d = lhs.dtype.name, rhs.dtype.name, eqn.outvars[0].aval.dtype.name
+    if not all(isinstance(extent, int) for extent in (*lhs.shape, *rhs.shape)):
+        return "its shape is symbolic, and kernels are chosen by shape"
+    if not any(a == t[0] and b == t[1] for row in kernels() for t in row.types):
+        return f"no kernel multiplies {a} by {b}"
+    if d not in _results(a, b) and dtypes.accumulator(lhs.dtype).name not in _results(a, b):
+        return f"no kernel computes {a} x {b} -> {d}"
+    if routing.kernel in ("auto", "xla"):
+        return ""
+    try:
+        decide(find_kernel(routing.kernel).platform, (lhs, rhs), _gemm_params(eqn, routing))
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def _results(a: str, b: str) -> set[str]:
+    return {t[2] for row in kernels() for t in row.types if t[:2] == (a, b)}
+
+
+def products_left(jaxpr: Jaxpr, routing: Routing | None) -> Iterator[Left]:
+    """The products of a jaxpr that are not jaxgemm's.
+
+    Args:
+        jaxpr: a program that :func:`override` has been through, or any other.
+        routing: how it was routed, if it was.
+    """
+    yield from _products_left(jaxpr, routing, "", 1)
+
+
+def _products_left(jaxpr: Jaxpr, routing: Routing | None, closed: str, trips: int) -> Iterator[Left]:
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if eqn.primitive is lax.dot_general_p or name.startswith("ragged_dot"):
+            yield Left(_operands([v.aval for v in eqn.invars[:2]], eqn.outvars[0].aval), _why(eqn, routing, closed), trips)
+        times = trips * eqn.params["length"] if name == "scan" else trips
+        within = closed or ("" if name in _OPENED else name)
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _products_left(inner, routing, within, times)
+
+
+def _why(eqn: Any, routing: Routing | None, closed: str) -> str:
+    if eqn.primitive is not lax.dot_general_p:
+        return f"{eqn.primitive.name} is not routed"
+    if closed:
+        return f"it is inside of {closed}, which is not opened"
+    reason = refusal(eqn, routing or Routing())
+    if reason or routing is None:
+        return reason or "nothing routes it to jaxgemm; jaxgemm.override would"
+    return "it was traced outside of the function that is overridden"
+
+
+def _operands(avals: Sequence[Any], out: Any) -> str:
+    text = " x ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in avals)
+    return f"{text} -> {out.dtype.name}"

@@ -138,7 +138,7 @@ Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& ent
   p.beta = spec.beta;
   p.has_c = spec.has_c;
   p.has_bias = spec.has_bias;
-  if (p.has_c != (p.beta != 0.0)) {
+  if (p.has_c == is_zero(p.beta)) {
     return wrong(join("attribute 'beta' is ", p.beta, " and argument 'c' is ", p.has_c ? "given" : "missing",
                       ": c is passed exactly when beta is not 0"));
   }

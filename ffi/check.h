@@ -4,6 +4,7 @@
 // tracing is one that the handler accepts, and so that neither trusts the other.
 #pragma once
 
+#include <bit>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,9 @@ struct CallSpec {
   DType a_type = DType::kF32, b_type = DType::kF32, d_type = DType::kF32;
   bool has_c = false, has_bias = false;
 };
+
+// Whether x is 0, also on threads that take subnormal numbers for 0 (XLA's CPU threads do).
+inline bool is_zero(double x) { return std::bit_cast<uint64_t>(x) << 1 == 0; }
 
 // Fills `problem` and `entry`, or returns what is wrong. Does not ask whether the kernel supports the
 // problem.

@@ -68,7 +68,7 @@ int64_t elements(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buf
 // Operands are a, b, then c when beta is not 0, then bias; results are d, then a workspace if there is one.
 ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::RemainingRets rets,
                   Platform platform, Call& call) {
-  const bool has_c = attrs.beta != 0.0;
+  const bool has_c = !is_zero(attrs.beta);
   const size_t arity = 2u + has_c + attrs.has_bias;
   if (args.size() != arity) {
     return invalid(join("expected ", arity, " operands (a, b", has_c ? ", c" : "",

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "problem.h"
 
@@ -38,6 +39,12 @@ struct Option {
   std::span<const int64_t> values;  // the values allowed; the first is the default
 };
 
+// A value for each of a kernel's options, and the device time that the kernel's own cost model expects of it.
+struct Candidate {
+  std::vector<int64_t> config;
+  double microseconds;
+};
+
 struct KernelEntry {
   const char* name = nullptr;
   const char* family = nullptr;  // "cpu", "ladder", "simt", ...
@@ -52,6 +59,9 @@ struct KernelEntry {
 
   // A reason the problem cannot be run beyond types, device and options, or an empty string. May be null.
   std::string (*unsupported)(const GemmProblem&) = nullptr;
+  // Configurations for the problem, best first, with the options that problem.config fixes kept; a pure function,
+  // so that the choice can be made while tracing. Null for a kernel without a cost model.
+  std::vector<Candidate> (*candidates)(const GemmProblem&, int sm_count) = nullptr;
   // Bytes of workspace. Null means none.
   size_t (*workspace)(const GemmProblem&) = nullptr;
   // Per-device set-up, run outside of graph capture before the first launch on a device. May be null.

@@ -59,32 +59,53 @@ DType parse_dtype(const std::string& name) {
   throw nb::value_error(("no kernel knows dtype " + name).c_str());
 }
 
-// Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace
-// bytes.
-std::pair<std::string, int64_t> check(const std::string& kernel, const std::vector<int64_t>& dims,
-                                      const std::vector<int64_t>& a, const std::vector<int64_t>& b,
-                                      double alpha, double beta, const std::string& activation,
-                                      const std::vector<int64_t>& config, bool has_bias,
-                                      const std::vector<std::string>& dtypes, int arch) {
-  if (dtypes.size() != 3) throw nb::value_error("dtypes: expected the types of a, b and d");
-  CallSpec spec{.kernel = kernel,
-                .dims = dims,
-                .a = a,
-                .b = b,
-                .alpha = alpha,
-                .beta = beta,
-                .activation = activation,
-                .config = config,
-                .a_type = parse_dtype(dtypes[0]),
-                .b_type = parse_dtype(dtypes[1]),
-                .d_type = parse_dtype(dtypes[2]),
-                .has_c = beta != 0.0,
-                .has_bias = has_bias};
+// The arguments of a call as Python has them, kept alive behind the spans of a CallSpec.
+struct PythonCall {
+  std::string kernel;
+  std::vector<int64_t> dims, a, b;
+  double alpha, beta;
+  std::string activation;
+  std::vector<int64_t> config;
+  bool has_bias;
+  std::vector<std::string> dtypes;  // of a, b and d
+
+  Status decode(GemmProblem& problem, const KernelEntry*& entry) const {
+    if (dtypes.size() != 3) return {"dtypes: expected the types of a, b and d"};
+    return decode_call({.kernel = kernel,
+                        .dims = dims,
+                        .a = a,
+                        .b = b,
+                        .alpha = alpha,
+                        .beta = beta,
+                        .activation = activation,
+                        .config = config,
+                        .a_type = parse_dtype(dtypes[0]),
+                        .b_type = parse_dtype(dtypes[1]),
+                        .d_type = parse_dtype(dtypes[2]),
+                        .has_c = !is_zero(beta),
+                        .has_bias = has_bias},
+                       problem, entry);
+  }
+};
+
+// Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace bytes.
+std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
-  if (Status s = decode_call(spec, problem, entry); !s.ok()) return {s.message, 0};
+  if (Status s = call.decode(problem, entry); !s.ok()) return {s.message, 0};
   if (std::string why = unsupported_reason(*entry, problem, arch); !why.empty()) return {why, 0};
   return {"", static_cast<int64_t>(entry->workspace ? entry->workspace(problem) : 0)};
+}
+
+// (option values, predicted microseconds) of each candidate, best first; empty without a cost model.
+std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall& call, int arch, int sm_count) {
+  std::vector<std::pair<std::vector<int64_t>, double>> out;
+  GemmProblem problem;
+  const KernelEntry* entry = nullptr;
+  if (!call.decode(problem, entry).ok() || !unsupported_reason(*entry, problem, arch).empty()) return out;
+  if (!entry->candidates) return out;
+  for (Candidate& c : entry->candidates(problem, sm_count)) out.emplace_back(std::move(c.config), c.microseconds);
+  return out;
 }
 
 }  // namespace
@@ -98,8 +119,13 @@ NB_MODULE(_ffi, m) {
   m.def(
       "cuda_architectures", [] { return std::vector<std::string>{JAXGEMM_ARCH_NAMES}; },
       "The CUDA architectures compiled in; empty in a build without CUDA.");
-  m.def("check", &jaxgemm::check, nb::arg("kernel"), nb::arg("dims"), nb::arg("a"), nb::arg("b"),
-        nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"), nb::arg("config"), nb::arg("has_bias"),
-        nb::arg("dtypes"), nb::arg("arch"),
+  nb::class_<jaxgemm::PythonCall>(m, "Call", "The attributes and types of a call, for check and candidates.")
+      .def(nb::init<std::string, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, double, double,
+                    std::string, std::vector<int64_t>, bool, std::vector<std::string>>(),
+           nb::arg("kernel"), nb::arg("dims"), nb::arg("a"), nb::arg("b"), nb::arg("alpha"), nb::arg("beta"),
+           nb::arg("activation"), nb::arg("config"), nb::arg("has_bias"), nb::arg("dtypes"));
+  m.def("check", &jaxgemm::check, nb::arg("call"), nb::arg("arch"),
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
+  m.def("candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),
+        "(option values, predicted microseconds) of each configuration, best first; empty without a cost model.");
 }

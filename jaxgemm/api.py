@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -88,15 +87,17 @@ def gemm(
     shape = (*batch.shape, *_op(a, transpose_a)[-2:-1], _op(b, transpose_b)[-1])
 
     beta = (1.0 if c is not None else 0.0) if beta is None else beta
-    static_alpha, static_beta = _static("alpha", alpha, out), _static("beta", beta, out)
+    accumulator = np.dtype(jnp.promote_types(dtypes.accumulator(a.dtype), out))
+    static_alpha, static_beta = _static("alpha", alpha, accumulator), _static("beta", beta, accumulator)
     if c is None and static_beta != 0.0:
         raise ValueError(f"gemm: beta is {beta}, but c is missing")
     if static_beta == 0.0:
         c = None
     if c is not None:
-        c = _broadcast("c", c, shape)
+        c = _broadcast("c", c, shape, out)
     if bias is not None:
-        bias = jnp.asarray(bias)
+        bias = _array("bias", bias)
+        _same_kind("bias", bias, out)
         if bias.shape != shape[-1:]:
             raise ValueError(f"gemm: bias must have shape ({shape[-1]},), one element a column, got {bias.shape}")
     if activation is not None and activation not in ACTIVATIONS:
@@ -106,7 +107,6 @@ def gemm(
 
     if static_alpha is None or static_beta is None:
         # An array scales outside of the kernel, where it can be traced and differentiated.
-        accumulator = dtypes.accumulator(a.dtype)
         product = _bind(a, b, (), dims, precision, accumulator, Epilogue(), kernel, options)
         product = _arrange(product, order, shape) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
@@ -296,12 +296,7 @@ def _op(x: jax.Array, transposed: bool) -> tuple[int, ...]:
 
 def _floating_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Both as arrays of their common type."""
-    out = []
-    for name, x in ((name_a, a), (name_b, b)):
-        try:
-            out.append(jnp.asarray(x))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name}: expected an array, got {type(x).__name__}: {error}") from None
+    out = [_array(name_a, a), _array(name_b, b)]
     dtype = jnp.promote_types(out[0].dtype, out[1].dtype)
     if dtype == np.dtype(bool) or not jnp.issubdtype(dtype, jnp.number):
         raise TypeError(f"{name_a} and {name_b}: expected numbers, got {out[0].dtype} and {out[1].dtype}")
@@ -318,23 +313,50 @@ def _result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.d
     return out
 
 
-def _static(name: str, value: ArrayLike | None, out: np.dtype) -> float | None:
-    """The value if it is a number that can be part of the program; None if it is an array."""
-    if isinstance(value, (bool, str)):
+def _static(name: str, value: ArrayLike, accumulator: np.dtype) -> float | None:
+    """The value if it is a number that can be part of the program; None if it is an array.
+
+    It is rounded to the accumulator's type, in which kernels apply it, so that every path applies the same one.
+    """
+    if value is None or isinstance(value, (bool, str)):
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
     if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
         number = float(value)
-        if jnp.issubdtype(out, jnp.integer) and not (math.isfinite(number) and number == int(number)):
-            raise ValueError(f"gemm: {name} is {value}; an integer product takes an integer {name}")
-        return number
-    array = jnp.asarray(value)
+        if jnp.issubdtype(accumulator, jnp.integer):
+            limits = np.iinfo(accumulator)
+            if number != number or not limits.min <= number <= limits.max or number != int(number):
+                raise ValueError(f"gemm: {name} is {value}; an integer product takes an integer {name} of its type")
+            return number
+        with np.errstate(over="ignore", under="ignore"):
+            return float(np.dtype(accumulator).type(number)) if jnp.issubdtype(accumulator, jnp.floating) else number
+    array = _array(f"gemm: {name}", value)
     if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number):
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {array.dtype}{array.shape}")
+    _same_kind(name, array, accumulator)
     return None
 
 
-def _broadcast(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    array = jnp.asarray(x)
+def _array(name: str, value: ArrayLike) -> jax.Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: expected an array, got {type(value).__name__}: {error}") from None
+
+
+def _same_kind(name: str, x: jax.Array, result: np.dtype) -> None:
+    """TypeError if converting ``x`` to the result's type would drop a fraction or an imaginary part."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+    def rank(dtype: Any) -> int:
+        return next(i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
+
+    if rank(x.dtype) > rank(result):
+        raise TypeError(f"gemm: {name} {x.dtype} for a result of {result.name}; both must be of one kind")
+
+
+def _broadcast(name: str, x: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
+    array = _array(name, x)
+    _same_kind(name, array, out)
     if array.shape == shape:
         return array
     try:

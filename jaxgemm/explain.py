@@ -12,6 +12,7 @@ from jax.extend.core import Jaxpr
 from jaxgemm import api, roofline
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
+from jaxgemm.override import Left, products_left, routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 
 
@@ -61,6 +62,9 @@ class Product:
             lines.append(f"  epilogue   {_epilogue(self.epilogue)}{'' if fused else ', composed in jnp'}")
             lines.append(f"  copies     {', '.join(copies) or 'none'}")
             lines.append(f"  workspace  {choice.workspace} bytes")
+            for i, candidate in enumerate(choice.considered):
+                values = ", ".join(map(str, candidate.config))
+                lines.append(f"  {'' if i else 'candidates':10} ({values}): {candidate.microseconds:.1f} us expected")
         if self.floor is not None:
             lines.append(
                 f"  floor      {self.floor.seconds * 1e6:.1f} us, bound by {self.floor.bound} ({self.floor.unit})"
@@ -75,23 +79,26 @@ class Explanation:
     Attributes:
         device: the device's name.
         products: one entry a product.
+        left: the products that are XLA's own because nothing routes them to jaxgemm; see :func:`jaxgemm.override`.
     """
 
     device: str
     products: tuple[Product, ...]
+    left: tuple[Left, ...] = ()
 
     def __str__(self) -> str:
         count = len(self.products)
         head = f"{count} product{'' if count == 1 else 's'} on {self.device}"
-        return "\n\n".join([head, *map(str, self.products)])
+        head += f", {len(self.left)} more left to XLA" if self.left else ""
+        return "\n\n".join([head, *map(str, self.products), *map(str, self.left)])
 
 
 def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
     """What the products of a program become, without running it.
 
     Args:
-        function: a function of ``args`` that calls jaxgemm; or the first operand of a ``gemm`` whose other
-            arguments follow. Arguments may be arrays or ``jax.ShapeDtypeStruct``.
+        function: a function of ``args`` that calls jaxgemm or is :func:`jaxgemm.override`'s; or the first operand
+            of a ``gemm`` whose other arguments follow. Arguments may be arrays or ``jax.ShapeDtypeStruct``.
         *args: the function's arguments.
         platform: "cuda" or "cpu"; by default the platform that JAX runs on. "cuda" without such a device
             explains for an H200.
@@ -110,7 +117,8 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
     closed = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args)
     limits = _limits(target)
     name = limits.name if limits else target
-    return Explanation(name, tuple(_product(eqn, target, limits, n) for eqn, n in _walk(closed.jaxpr, 1)))
+    products = tuple(_product(eqn, target, limits, n) for eqn, n in _walk(closed.jaxpr, 1))
+    return Explanation(name, products, tuple(products_left(closed.jaxpr, routing_of(function))))
 
 
 def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, int]]:

@@ -6,7 +6,9 @@ model that measurements have checked (benchmarks/results); everything else goes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,16 @@ from jaxgemm.problem import Problem
 
 #: The largest workspace a kernel may ask XLA for, in bytes.
 MAX_WORKSPACE = 1 << 30
+#: How many of a kernel's configurations a choice remembers for ``explain``.
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A value for each option of a kernel, and the device time in microseconds that its cost model expects."""
+
+    config: tuple[int, ...]
+    microseconds: float
 
 
 @dataclass(frozen=True)
@@ -30,12 +42,14 @@ class Choice:
         config: values for the kernel's options, in their order; empty: the kernel's own defaults.
         workspace: bytes of scratch memory that the call asks XLA for.
         why: one sentence.
+        considered: configurations of the kernel, best first by its cost model, the chosen one among them.
     """
 
     kernel: Kernel | None
     config: tuple[int, ...]
     workspace: int
     why: str
+    considered: tuple[Candidate, ...] = ()
 
 
 def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device) -> tuple[str, int]:
@@ -46,8 +60,22 @@ def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Dev
         a, b, d = problem.dtypes
         supported = ", ".join(f"{t[0]} x {t[1]} -> {t[2]}" for t in kernel.types)
         return f"kernel '{kernel.name}' got {a} x {b} -> {d}; it supports {supported}", 0
+    reason, workspace = ffi.check(_call(kernel, config, problem), device.arch)
+    return reason, workspace
+
+
+def candidates(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device) -> list[Candidate]:
+    """The kernel's configurations for a problem, best first by its cost model; none if it has no model.
+
+    ``config`` fixes the options that are not 0 in it.
+    """
+    found = ffi.candidates(_call(kernel, config, problem), device.arch, device.sm_count)
+    return [Candidate(tuple(values), microseconds) for values, microseconds in found]
+
+
+def _call(kernel: Kernel, config: tuple[int, ...], problem: Problem) -> Any:
     e = problem.epilogue
-    reason, workspace = ffi.check(
+    return ffi.Call(
         kernel=kernel.name,
         dims=[problem.m, problem.n, problem.k, *problem.batch],
         a=list(problem.a.wire()),
@@ -58,9 +86,7 @@ def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Dev
         config=list(config),
         has_bias=e.has_bias,
         dtypes=list(problem.dtypes),
-        arch=device.arch,
     )
-    return reason, workspace
 
 
 def select(
@@ -90,14 +116,28 @@ def select(
     row = find_kernel(kernel)
     config = configuration(row, options)
     reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])))
-    workspace = 0
     if not reason:
+        choice = resolve(kernel, config, problem, device)
+        if isinstance(choice, Choice):
+            return replace(choice, why="asked for by name")
+        reason = choice
+    raise UnsupportedError(reason)
+
+
+@lru_cache(maxsize=4096)
+def resolve(name: str, config: tuple[int, ...], problem: Problem, device: Device) -> Choice | str:
+    """A kernel with what its options leave open filled in by its cost model, or why it cannot run the problem."""
+    row = find_kernel(name)
+    reason, workspace = check(row, config, problem, device)
+    if reason:
+        return reason
+    considered = tuple(candidates(row, config, problem, device)[:SHOWN])
+    if considered:
+        config = considered[0].config
         reason, workspace = check(row, config, problem, device)
     if not reason and workspace > MAX_WORKSPACE:
-        reason = f"kernel '{kernel}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
-    if reason:
-        raise UnsupportedError(reason)
-    return Choice(row, config, workspace, "asked for by name")
+        reason = f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
+    return reason or Choice(row, config, workspace, "", considered)
 
 
 def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[int, ...]:

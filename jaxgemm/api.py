@@ -202,8 +202,6 @@ def dot_general(
 
     dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
     out = np.dtype(jnp.dtype(preferred_element_type)) if preferred_element_type is not None else lhs.dtype
-    if isinstance(out_sharding, PartitionSpec):
-        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     return _bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding)
 
 
@@ -221,6 +219,10 @@ def _bind(
 ) -> jax.Array:
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
+    if isinstance(out_sharding, PartitionSpec):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    elif isinstance(out_sharding, NamedSharding):  # types know abstract meshes only
+        out_sharding = NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
     result: jax.Array = gemm_p.bind(
         lhs,
         rhs,

@@ -143,7 +143,7 @@ def _product(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, trip
     decision = decide(platform, avals, eqn.params)
     problem = decision.problem
     floor = None
-    if limits is not None and problem is not None:
+    if limits is not None and problem is not None and all(t in roofline.DTYPE_BYTES for t in problem.dtypes):
         a, b, d = problem.dtypes
         floor = roofline.floor(
             problem.m,

@@ -28,6 +28,7 @@ class Kernel:
         types: the (a, b, d, accumulator) element types it is compiled for.
         options: keyword options of ``gemm`` and the values each takes, the default first; no values: any
             integer of at least 0.
+        tf32: whether fp32 operands are rounded to TF32 (10 bits of fraction) before they are multiplied.
         deterministic: whether every run gives the same bits.
         batch_invariant: whether the bits of a row do not depend on how many rows there are.
         built: whether this build holds its code.
@@ -41,6 +42,7 @@ class Kernel:
     max_arch: int
     types: tuple[tuple[str, str, str, str], ...]
     options: dict[str, tuple[int, ...]]
+    tf32: bool
     deterministic: bool
     batch_invariant: bool
     built: bool

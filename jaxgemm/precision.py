@@ -61,12 +61,18 @@ def wants_full_fp32(precision: Precision) -> bool:
     return precision is lax.DotAlgorithmPreset.F32_F32_F32
 
 
-def refusal(precision: Precision, operand: np.dtype) -> str:
-    """Why our kernels do not satisfy this precision for operands of this type; empty if they do.
+def refusal(precision: Precision, operand: np.dtype, tf32: bool) -> str:
+    """Why a kernel does not satisfy this precision for operands of this type; empty if it does.
 
-    They accumulate in fp32 (fp64 for float64, int32 for 8-bit integers), which is at least as accurate as any
-    ``lax.Precision`` asks for. A preset names one algorithm, so only that algorithm satisfies it.
+    Kernels accumulate in fp32 (fp64 for float64, int32 for 8-bit integers), which is at least as accurate as any
+    ``lax.Precision`` asks for; only one that rounds fp32 operands to TF32 (``tf32``) cannot serve more than the
+    default. A preset names one algorithm, so only that algorithm satisfies it.
     """
+    if operand == np.float32 and tf32:
+        kept = precision in (None, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
+        if kept or precision is lax.DotAlgorithmPreset.TF32_TF32_F32:
+            return ""
+        return f"precision {precision}: the kernel rounds float32 operands to TF32"
     if precision is None or isinstance(precision, tuple):
         return ""
     if isinstance(precision, lax.DotAlgorithmPreset) and precision in _KEPT.get(operand.name, set()):

@@ -115,8 +115,10 @@ def select(
         return _automatic(problem, device, precision)
     row = find_kernel(kernel)
     config = configuration(row, options)
-    reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])))
-    if not reason:
+    reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
+    if reason:
+        reason = f"kernel '{kernel}': {reason}"
+    else:
         choice = resolve(kernel, config, problem, device)
         if isinstance(choice, Choice):
             return replace(choice, why="asked for by name")
@@ -156,7 +158,7 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
     if device.platform != "cuda":
         return Choice(None, (), 0, f"on {device.platform} XLA's own product is the fastest there is")
     dtype = problem.dtypes[0]
-    if reason := prec.refusal(precision, np.dtype(jnp.dtype(dtype))):
+    if reason := prec.refusal(precision, np.dtype(jnp.dtype(dtype)), False):
         return Choice(None, (), 0, reason)
     if dtype == "float32" and not prec.wants_full_fp32(precision):
         return Choice(

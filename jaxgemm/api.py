@@ -148,7 +148,7 @@ def matmul(
     a, b = _floating_pair("a", a, "b", b)
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(f"matmul: operands need at least one axis, got shapes {a.shape} and {b.shape}")
-    out = np.dtype(jnp.dtype(preferred_element_type)) if preferred_element_type is not None else a.dtype
+    out = _dtype(preferred_element_type) if preferred_element_type is not None else a.dtype
     k_a, k_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
     if k_a != k_b:
         raise ValueError(f"matmul: inner dimensions differ: {a.shape} has k = {k_a}, {b.shape} has k = {k_b}")
@@ -201,7 +201,7 @@ def dot_general(
         return tuple(int(i) + x.ndim if i < 0 else int(i) for i in given)
 
     dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
-    out = np.dtype(jnp.dtype(preferred_element_type)) if preferred_element_type is not None else lhs.dtype
+    out = _dtype(preferred_element_type) if preferred_element_type is not None else lhs.dtype
     return _bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding)
 
 
@@ -308,7 +308,7 @@ def _floating_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tupl
 def _result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.dtype:
     if given is None:
         return dtypes.default_result(np.dtype(operand))
-    out = np.dtype(jnp.dtype(given))
+    out = _dtype(given)
     for kind in (jnp.integer, jnp.floating, jnp.complexfloating):
         if jnp.issubdtype(operand, kind) != jnp.issubdtype(out, kind):
             raise TypeError(f"gemm: {name} {out.name} for {np.dtype(operand).name} operands; both must be of one kind")
@@ -343,6 +343,11 @@ def _array(name: str, value: ArrayLike) -> jax.Array:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: expected an array, got {type(value).__name__}: {error}") from None
+
+
+def _dtype(given: DTypeLike) -> np.dtype:
+    """The type, with 64 bits narrowed to 32 where ``jax_enable_x64`` is off, as JAX narrows arrays."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(given))
 
 
 def _same_kind(name: str, x: jax.Array, result: np.dtype) -> None:

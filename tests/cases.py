@@ -1,0 +1,54 @@
+"""Every shape, batch and layout of the suite, once. Shapes are (m, n, k)."""
+
+#: Which operands are stored transposed.
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+#: Around and between the multiples of every tile and vector width.
+RAGGED = ((1, 1, 1), (3, 5, 7), (15, 17, 9), (17, 33, 65), (63, 1, 31), (127, 129, 131), (255, 257, 63))
+
+#: One row, one column, or both.
+VECTORS = ((1, 300, 40), (300, 1, 40), (1, 1, 513), (1, 257, 1), (130, 1, 1))
+
+#: Whole tiles: the paths without bounds checks.
+ALIGNED = ((16, 16, 16), (128, 128, 128), (256, 256, 256), (64, 512, 96))
+
+#: Long sums, where rounding errors add up and where kernels split k.
+LARGE_K = ((64, 64, 20000), (5, 3, 4099))
+
+#: Wide or tall, with rows that are not aligned to 16 bytes.
+LOPSIDED = ((2, 1027, 70), (1027, 2, 70), (700, 3, 3))
+
+SHAPES = RAGGED + VECTORS + ALIGNED + LARGE_K + LOPSIDED
+
+#: A few of each kind, for products with other parameters.
+FEW_SHAPES = ((1, 1, 1), (17, 33, 65), (128, 128, 128), (127, 129, 131))
+
+#: No elements in the result, or none in the sum.
+EMPTY = ((0, 5, 7), (5, 0, 7), (5, 7, 0), (0, 0, 0), (0, 5, 0), (1, 1, 0))
+
+#: Batch axes of a and b: one and two levels, shared, broadcast one way and both, and ones that need a copy.
+BATCHES = (
+    ((3,), (3,)),
+    ((3,), ()),
+    ((), (3,)),
+    ((1,), (4,)),
+    ((2, 3), (2, 3)),
+    ((2, 1), (1, 3)),
+    ((1, 3), (2, 1)),
+    ((2, 3), (3,)),
+    ((3,), (2, 3)),
+    ((2, 1, 3), (1, 4, 3)),
+    ((2, 3, 2), (2, 1, 2)),
+)
+
+#: Batches of no product.
+EMPTY_BATCHES = (((0,), (0,)), ((0,), (1,)), ((2, 0), (1, 0)))
+
+#: (alpha, beta): each special value, a fraction and a negative one.
+SCALINGS = ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0), (-0.5, 0.0), (1.75, -2.25), (0.0, 0.0))
+INTEGER_SCALINGS = ((1, 0), (1, 1), (0, 1), (-3, 0), (7, -5), (2**31 - 1, -(2**31)))
+
+ACTIVATIONS = ("relu", "gelu", "gelu_erf", "silu", "tanh", "sigmoid")
+
+#: What a test gives an option whose row lists no values: any integer from 0 up.
+FREE_OPTION_VALUES = (0, 1, 2, 3, 7)

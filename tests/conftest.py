@@ -1,0 +1,133 @@
+"""Which tests run here: one instance a kernel of the table, and CUDA kernels only where there is a device.
+
+A test that takes ``row`` runs for every kernel of the table, with ``types`` for each of its element types,
+and with ``option`` for each documented value of each of its options. A new row is tested with no edit here.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share the device
+
+import cases
+import gpu_record
+import hypothesis
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+
+import jaxgemm  # noqa: E402
+from jaxgemm.kernels import device_for  # noqa: E402
+
+hypothesis.settings.register_profile(
+    "jaxgemm",
+    deadline=None,  # compiling takes longer than any deadline
+    derandomize=True,
+    database=None,
+    max_examples=30,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("jaxgemm")
+
+
+def _cuda_missing() -> str:
+    """Why CUDA kernels cannot run here; empty if they can."""
+    try:
+        jax.devices("cuda")
+    except RuntimeError:
+        return "no CUDA device"
+    return ""
+
+
+def _refusal(row: jaxgemm.Kernel) -> str:
+    """Why this kernel cannot run here; empty if it can."""
+    if row.platform != "cuda":
+        return ""
+    if missing := _cuda_missing():
+        return missing
+    if not row.built:
+        return "this build has no CUDA kernels"
+    arch = device_for("cuda").arch
+    if arch < row.min_arch or (row.max_arch and arch > row.max_arch):
+        return "kernels for other devices"
+    return ""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = [name for name in ("row", "types", "option") if name in metafunc.fixturenames]
+    if "row" not in names:
+        return
+    params = []
+    for row in jaxgemm.kernels():
+        marks = [pytest.mark.gpu] if row.platform == "cuda" else []
+        types = row.types if "types" in names else [None]
+        options = [None]
+        if "option" in names:
+            options = [(k, v) for k, vs in row.options.items() for v in vs or cases.FREE_OPTION_VALUES]
+        for t in types:
+            for option in options:
+                values = [row, *([t] if "types" in names else []), *([option] if "option" in names else [])]
+                parts = [row.name, *(["x".join(t[:2]) + "-" + t[2]] if t else [])]
+                parts += [f"{option[0]}={option[1]}"] if option else []
+                params.append(pytest.param(*values, marks=marks, id="-".join(parts)))
+    if not params:
+        params = [pytest.param(*[None] * len(names), marks=pytest.mark.skip("no kernel has options"))]
+    metafunc.parametrize(names, params)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            row = _row(item)
+            if reason := _refusal(row) if row else _cuda_missing():
+                item.add_marker(pytest.mark.skip(reason=f"gpu: {reason}"))
+
+
+def _row(item: pytest.Item) -> jaxgemm.Kernel | None:
+    """The kernel that a test is for, given as ``row`` or by name as ``kernel``."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    by_name = {row.name: row for row in jaxgemm.kernels()}
+    return params.get("row") or by_name.get(params.get("kernel"))
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest):
+    """A test of one kernel runs on that kernel's platform, whatever the default is."""
+    row = _row(request.node)
+    with jax.default_device(jax.devices(row.platform)[0] if row else None):
+        yield
+
+
+@pytest.fixture
+def on_cpu():
+    """For tests of what does not depend on the device, but of messages that name it."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that depend on the test, not on the order of the tests."""
+    return np.random.default_rng(list(request.node.nodeid.encode()))
+
+
+_GPU_SKIPS = "gpu skipped"
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    # A category of their own keeps the list of skips short.
+    if report.skipped and "gpu" in getattr(report, "keywords", ()) and "gpu: " in str(report.longrepr):
+        return _GPU_SKIPS, "s", "SKIPPED (gpu)"
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get(_GPU_SKIPS, [])
+    if skipped:
+        reasons = sorted({report.longrepr[2].partition("gpu: ")[2] for report in skipped})
+        terminalreporter.write_line(f"gpu: {len(skipped)} tests skipped, {', '.join(reasons)}")
+    if stale := gpu_record.staleness():
+        terminalreporter.write_line(f"warning: {stale}")

@@ -1,0 +1,181 @@
+"""The record of the suite's last run on a GPU: ``python tests/gpu_record.py`` renews it.
+
+Machines without a GPU skip the tests of the CUDA kernels, so the record says when and on what these last
+passed, and for which sources: a digest that no longer matches means that they have changed since.
+
+    python tests/gpu_record.py              run the suite and write tests/gpu_record.json
+    python tests/gpu_record.py --digest     print the digest of the sources
+    python tests/gpu_record.py -- -n 0      arguments after -- go to pytest
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "tests/gpu_record.json"
+SOURCES = ("CMakeLists.txt", "ffi", "jaxgemm")
+RENEW = "renew it with `python tests/gpu_record.py` on a machine with a GPU"
+
+#: What a record holds.
+SCHEMA = {
+    "device": str,
+    "device_count": int,
+    "driver": str,
+    "versions": dict,
+    "passed": int,
+    "failed": int,
+    "skipped": int,
+    "seconds": float,
+    "date": str,
+    "digest": str,
+}
+VERSIONS = ("python", "jax", "jaxlib", "jaxgemm", "cuda")
+
+
+def digest(root: Path = ROOT) -> str:
+    """sha256 over the names and contents of the sources; build products do not count."""
+    total = hashlib.sha256()
+    files = [root / name for name in SOURCES]
+    files = [f for path in files for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file()]
+    for path in sorted(files, key=lambda f: f.relative_to(root).as_posix()):
+        name, content = path.relative_to(root).as_posix(), path.read_bytes()
+        if "__pycache__" in name or b"\0" in content:
+            continue
+        total.update(f"{name}\0{len(content)}\0".encode() + content)
+    return total.hexdigest()
+
+
+def staleness(record: Path = RECORD, root: Path = ROOT) -> str:
+    """What is wrong with the record, in one line; empty if it is of these sources."""
+    name = record.name
+    if not record.exists():
+        return f"{name}: the CUDA kernels have no recorded run; {RENEW}"
+    try:
+        held = json.loads(record.read_text())
+    except ValueError:
+        return f"{name} is not JSON; {RENEW}"
+    if problem := invalid(held):
+        return f"{name}: {problem}; {RENEW}"
+    if held["failed"]:
+        return f"{name}: {held['failed']} tests failed in the last run on a GPU, {held['device']}, {held['date']}"
+    if held["digest"] != digest(root):
+        return f"{name} is stale: the sources have changed since the run of {held['date']}; {RENEW}"
+    return ""
+
+
+def invalid(record: Any) -> str:
+    """Why this is not a record; empty if it is one."""
+    if not isinstance(record, dict):
+        return "not an object"
+    for key, kind in SCHEMA.items():
+        if not isinstance(record.get(key), kind):
+            return f"'{key}' must be a {kind.__name__}, got {record.get(key)!r}"
+    missing = [key for key in VERSIONS if not isinstance(record["versions"].get(key), str)]
+    return f"versions lack {', '.join(missing)}" if missing else ""
+
+
+class Counter:
+    """A pytest plugin that counts outcomes, one a test."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        before = self.outcomes.get(report.nodeid)
+        if report.failed or before is None or (before == "passed" and report.skipped):
+            self.outcomes[report.nodeid] = report.outcome
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.outcomes[report.nodeid] = "failed"
+
+    def counts(self) -> dict[str, int]:
+        found = collections.Counter(self.outcomes.values())
+        return {key: found[key] for key in ("passed", "failed", "skipped")}
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
+def _environment() -> dict[str, Any]:
+    import jax
+    import jaxlib
+
+    import jaxgemm
+    from jaxgemm._runtime import ffi
+
+    devices = jax.devices("cuda")
+    cuda = getattr(ffi, "cuda_version", lambda: "unknown")()
+    return {
+        "device": devices[0].device_kind,
+        "device_count": len(devices),
+        "driver": _driver(),
+        "versions": {
+            "python": sys.version.split()[0],
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "jaxgemm": jaxgemm.__version__,
+            "cuda": str(cuda),
+        },
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; the exit status is pytest's."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--digest", action="store_true", help="print the digest of the sources and stop")
+    parser.add_argument("--output", type=Path, default=RECORD, help="the record to write")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    given = parser.parse_args(arguments)
+    if given.digest:
+        print(digest())
+        return 0
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the tests run in several processes
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
+    import jax
+    import pytest
+
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        print(f"gpu_record: JAX finds no CUDA device, so there is nothing to record: {error}", file=sys.stderr)
+        return 2
+    before, start = digest(), datetime.datetime.now(datetime.UTC)
+    counter = Counter()
+    parallel = ["-n", str(min(8, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
+    suite = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), "-q", *parallel]
+    status = pytest.main([*suite, *given.pytest], plugins=[counter])
+    seconds = (datetime.datetime.now(datetime.UTC) - start).total_seconds()
+    record = {
+        **_environment(),
+        **counter.counts(),
+        "seconds": round(seconds, 1),
+        "date": start.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "digest": before,
+    }
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        print(f"gpu_record: the run did not finish ({status!r}); nothing is recorded", file=sys.stderr)
+        return int(status)
+    given.output.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"{given.output}: {record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped")
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,224 @@
+"""The reference: float64, or exact integers, with bounds on how far a correct kernel may be from it.
+
+The elementwise bound is the textbook one for a sum in any order, so that a correct kernel cannot fail it.
+For a long sum it is loose; there the Frobenius norm, in which random errors add up like sqrt(k), says more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from scipy import special
+
+import jaxgemm
+
+_SQRT_2_OVER_PI = np.sqrt(2 / np.pi)
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))),
+    "silu": lambda x: x * special.expit(x),
+    "tanh": np.tanh,
+    "sigmoid": special.expit,
+}
+
+#: No activation is steeper.
+STEEPEST = 1.2
+
+
+def operand_eps(kernel: str, dtype: str) -> float:
+    """How far a kernel rounds operands of this type before it multiplies them."""
+    rounds = [row.name for row in jaxgemm.kernels() if row.tf32]
+    return 2.0**-11 if dtype == "float32" and kernel in rounds else 0.0
+
+
+def dtype_of(name: str) -> np.dtype:
+    return np.dtype(jnp.dtype(name))
+
+
+def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Normal numbers, or integers over the type's whole range."""
+    kind = dtype_of(dtype)
+    if np.issubdtype(kind, np.integer):
+        info = np.iinfo(kind)
+        return rng.integers(info.min, info.max, shape, kind, endpoint=True)
+    return rng.standard_normal(shape).astype(kind)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One call of ``gemm``: its operands as they are stored, and its keywords."""
+
+    a: np.ndarray
+    b: np.ndarray
+    layout: str = "NN"
+    out: str = "float32"
+    accumulator: str = "float32"
+    alpha: float = 1.0
+    beta: float = 0.0
+    c: np.ndarray | None = None
+    bias: np.ndarray | None = None
+    activation: str | None = None
+    label: str = ""
+
+    @classmethod
+    def random(
+        cls,
+        rng: np.random.Generator,
+        shape: tuple[int, int, int],
+        types: tuple[str, str, str, str],
+        layout: str = "NN",
+        batches: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+        *,
+        bias: bool = False,
+        **keywords: Any,
+    ) -> Product:
+        """Random operands; ``types`` is a row of the kernel table: a, b, d, accumulator."""
+        m, n, k = shape
+        a = random(rng, (*batches[0], *((k, m) if layout[0] == "T" else (m, k))), types[0])
+        b = random(rng, (*batches[1], *((n, k) if layout[1] == "T" else (k, n))), types[1])
+        out = (*np.broadcast_shapes(*batches), m, n)
+        c = random(rng, out, types[2]) if keywords.get("beta", 0) else None
+        row = random(rng, (n,), types[2]) if bias else None
+        text = [f"{m}x{n}x{k}", layout, f"batches {batches}" if any(batches) else ""]
+        text += [f"{key} {value}" for key, value in keywords.items()] + ["bias"] * bias
+        label = " ".join(filter(None, text))
+        return cls(a, b, layout, types[2], types[3], c=c, bias=row, label=label, **keywords)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        named = {"a": self.a, "b": self.b, "c": self.c, "bias": self.bias}
+        return {name: x for name, x in named.items() if x is not None}
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        return {
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "transpose_a": self.layout[0] == "T",
+            "transpose_b": self.layout[1] == "T",
+            "activation": self.activation,
+            "out_dtype": self.out,
+        }
+
+    @property
+    def operands(self) -> tuple[np.ndarray, np.ndarray]:
+        """op(a) and op(b)."""
+        a = np.swapaxes(self.a, -1, -2) if self.layout[0] == "T" else self.a
+        b = np.swapaxes(self.b, -1, -2) if self.layout[1] == "T" else self.b
+        return a, b
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        a, b = self.operands
+        return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+
+    def call(self, arrays: dict[str, Any], kernel: str, **options: int) -> jax.Array:
+        return jaxgemm.gemm(**arrays, **self.keywords, kernel=kernel, **options)
+
+    def run(self, kernel: str, **options: int) -> np.ndarray:
+        """The result, computed eagerly into recycled memory."""
+        arrays = {name: jnp.asarray(x) for name, x in self.arrays.items()}
+        poison([self.shape], self.out)
+        return np.asarray(self.call(arrays, kernel, **options))
+
+    def check(self, result: np.ndarray, kernel: str = "") -> None:
+        """AssertionError if ``result`` is not this product."""
+        assert result.shape == self.shape, f"{self.label}: shape {result.shape}, expected {self.shape}"
+        assert result.dtype == dtype_of(self.out), f"{self.label}: type {result.dtype}, expected {self.out}"
+        if np.issubdtype(result.dtype, np.integer):
+            expected = self.integers()
+            wrong = np.argwhere(result != expected)
+            assert not len(wrong), (
+                f"{self.label}: {len(wrong)} of {result.size} elements differ, first at {wrong[0]}: "
+                f"got {result[tuple(wrong[0])]}, expected {expected[tuple(wrong[0])]}"
+            )
+            return
+        expected, bound, norm_bound = self.reference(kernel)
+        got = result.astype(np.float64)
+        error = np.abs(got - expected)
+        wrong = np.argwhere(~(error <= bound))  # NaN is wrong too
+        if len(wrong):
+            at = tuple(wrong[0])
+            raise AssertionError(
+                f"{self.label}: {len(wrong)} of {result.size} elements are off, first at {at}: got {got[at]!r}, "
+                f"expected {expected[at]!r} within {bound[at]:.3g}"
+            )
+        norm = np.linalg.norm(error)
+        assert norm <= norm_bound, f"{self.label}: error {norm:.3g} in the Frobenius norm, bound {norm_bound:.3g}"
+
+    def integers(self) -> np.ndarray:
+        """The exact result, wrapped to int32."""
+        a, b = self.operands
+        # Exact in float64: products are below 2^16, and sums of them below 2^53.
+        z = int(self.alpha) * np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
+        z = z.astype(np.int32)
+        if self.c is not None and self.beta:
+            z = (z + int(self.beta) * self.c.astype(np.int64)).astype(np.int32)
+        if self.bias is not None:
+            z = (z + self.bias.astype(np.int64)).astype(np.int32)
+        return z if self.activation is None else ACTIVATIONS[self.activation](z)
+
+    def reference(self, kernel: str = "") -> tuple[np.ndarray, np.ndarray, float]:
+        """The result in float64, the elementwise bound on its error, and the bound on the error's norm."""
+        a, b = (x.astype(np.float64) for x in self.operands)
+        k = a.shape[-1]
+        eps, eps_out = (float(ml_dtypes.finfo(dtype_of(t)).eps) for t in (self.accumulator, self.out))
+        eps_operand = operand_eps(kernel, self.a.dtype.name)
+        terms = [(self.alpha * np.matmul(a, b), abs(self.alpha) * np.matmul(abs(a), abs(b)))]
+        if self.c is not None and self.beta:
+            c = self.beta * self.c.astype(np.float64)
+            terms.append((c, abs(c)))
+        if self.bias is not None:
+            bias = np.broadcast_to(self.bias.astype(np.float64), self.shape)
+            terms.append((bias, abs(bias)))
+        z = sum(x for x, _ in terms)
+        bound = ((k + 16) * eps + 2 * eps_operand) * sum(x for _, x in terms)
+        scale = sum(np.linalg.norm(x) for x, _ in terms)
+        norm_bound = (4 * eps * np.sqrt(k + 16) + 2 * eps_operand + eps_out) * scale
+        result = z
+        if self.activation is not None:
+            result = ACTIVATIONS[self.activation](z)
+            rounding = 16 * eps * (abs(z) + abs(result))
+            bound = STEEPEST * bound + rounding
+            norm_bound = STEEPEST * norm_bound + np.linalg.norm(rounding)
+        info = ml_dtypes.finfo(dtype_of(self.out))
+        # Numbers below the normal ones may be flushed, but not float16's, which are well within float32.
+        tiny = float(info.smallest_subnormal if self.out == "float16" else info.smallest_normal)
+        return result, bound + eps_out * abs(result) + tiny, norm_bound + np.sqrt(z.size) * tiny
+
+
+def run_all(products: list[Product], kernel: str, **options: int) -> list[np.ndarray]:
+    """Every product by one compiled program (compiling is most of a small test's time)."""
+    arrays = [{name: jnp.asarray(x) for name, x in p.arrays.items()} for p in products]
+
+    def program(arrays: list[dict[str, jax.Array]]) -> list[jax.Array]:
+        return [p.call(x, kernel, **options) for p, x in zip(products, arrays, strict=True)]
+
+    compiled = jax.jit(program).lower(arrays).compile()
+    for out in {p.out for p in products}:
+        poison([p.shape for p in products if p.out == out], out)
+    return [np.asarray(x) for x in compiled(arrays)]
+
+
+def check_all(products: list[Product], kernel: str, **options: int) -> None:
+    """Run and check every product. The contract is the same for all kernels, so none may refuse one."""
+    for p, result in zip(products, run_all(products, kernel, **options), strict=True):
+        p.check(result, kernel)
+
+
+def poison(shapes: list[tuple[int, ...]], dtype: str) -> None:
+    """Fill memory of these sizes with NaN (or a pattern) and free it, so that unwritten results show."""
+    kind = dtype_of(dtype)
+    value = 0x5A5A5A5A if np.issubdtype(kind, np.integer) else np.nan
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    poisoned = [jnp.array(np.full(n, value, kind), copy=True) for n in sizes * 3 if n]
+    jax.block_until_ready(poisoned)
+    for x in poisoned:
+        x.delete()

@@ -1,0 +1,116 @@
+"""What explain says of a program is what lowering makes of it, and what select() chose."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxgemm
+
+
+def shape(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def test_arrays_explain_one_gemm():
+    found = jaxgemm.explain(shape(64, 32), shape(16, 32), transpose_b=True, kernel="host", platform="cpu")
+    (product,) = found.products
+    assert (found.device, product.kernel, product.operands) == ("cpu", "host", "float32[64,32] x float32[16,32]")
+    assert (product.decision.problem.m, product.decision.problem.n, product.decision.problem.k) == (64, 16, 32)
+    assert product.decision.problem.layout == "NT"
+    for line in ("kernel     host: asked for by name", "epilogue   a b", "copies     none", "workspace  0 bytes"):
+        assert line in str(found)
+
+
+def test_a_program_explains_each_of_its_products_in_order():
+    def program(x, w):
+        def step(carry, _):
+            return jaxgemm.matmul(carry, w, kernel="host"), None
+
+        y, _ = lax.scan(step, x, None, length=7)
+        z = jax.jit(lambda y: jaxgemm.gemm(y, w, y, beta=2, bias=w[0], activation="relu", kernel="xla"))(y)
+        return jax.checkpoint(lambda z: jaxgemm.gemm(z, z, alpha=3, transpose_b=True))(z)
+
+    found = jaxgemm.explain(program, shape(8, 8), shape(8, 8), platform="cpu")
+    assert [p.kernel for p in found.products] == ["host", "xla", "xla"]
+    assert [p.trips for p in found.products] == [7, 1, 1]
+    assert "relu(a b + 2 * c + bias)" not in str(found.products[0])
+    assert str(found).startswith("3 products on cpu")
+    assert "(7 times)" in str(found)
+
+
+def test_gradients_are_products_too():
+    f = jax.grad(lambda a, b: jnp.sum(jaxgemm.matmul(a, b, kernel="host")), (0, 1))
+    found = jaxgemm.explain(f, shape(8, 16), shape(16, 4), platform="cpu")
+    # The value itself is not used, and one operand of each gradient is the other's layout read in place.
+    assert {p.kernel for p in found.products} == {"host"}
+    assert len(found.products) in (2, 3)
+
+
+def test_what_a_kernel_does_not_fuse_is_said():
+    """A bias over two axes of the result is one that no kernel adds."""
+    f = jax.vmap(lambda a, b, bias: jaxgemm.gemm(a, b, bias=bias, activation="silu", kernel="host"))
+    (product,) = jaxgemm.explain(f, shape(2, 8, 16), shape(2, 16, 4), shape(2, 4), platform="cpu").products
+    assert product.epilogue.activation is None
+    (product,) = jaxgemm.explain(
+        shape(8, 16), shape(16, 4), shape(8, 4, dtype=jnp.float16), activation="silu", kernel="host", platform="cpu"
+    ).products
+    assert "silu(a b + 1 * c), composed in jnp" in str(product)
+
+
+def test_the_copies_that_a_layout_needs_are_said():
+    f = lambda a, b: jaxgemm.dot_general(a, b, (((0, 2), (0, 1)), ((), ())), kernel="host")  # noqa: E731
+    (product,) = jaxgemm.explain(f, shape(4, 5, 7), shape(4, 7, 6), platform="cpu").products
+    assert "copies     lhs" in str(product)
+
+
+def test_auto_on_the_cpu_is_xla():
+    (product,) = jaxgemm.explain(shape(64, 32), shape(32, 16), platform="cpu").products
+    assert product.kernel == "xla"
+    assert "on cpu XLA's own product is the fastest there is" in product.decision.choice.why
+
+
+def test_auto_never_refuses():
+    for dtype in (jnp.complex64, jnp.int32, jnp.int16, jnp.uint8, jnp.float16, jnp.float64, jnp.float8_e4m3fn):
+        for platform in ("cpu", "cuda", "tpu"):
+            (product,) = jaxgemm.explain(shape(8, 8, dtype=dtype), shape(8, 8, dtype=dtype), platform=platform).products
+            assert product.decision.choice.why
+
+
+@pytest.mark.parametrize("precision", ["BF16_BF16_F32_X3", "TF32_TF32_F32", "F64_F64_F64"])
+def test_auto_leaves_a_precision_that_is_not_ours_to_xla(precision):
+    (product,) = jaxgemm.explain(shape(512, 512), shape(512, 512), precision=precision, platform="cuda").products
+    assert product.kernel == "xla"
+
+
+def test_cuda_without_such_a_device_is_an_h200():
+    naive = lambda: jaxgemm.explain(shape(128, 64), shape(64, 128), kernel="naive", platform="cuda")  # noqa: E731
+    if not next(row for row in jaxgemm.kernels() if row.name == "naive").built:
+        with pytest.raises(jaxgemm.UnsupportedError, match="this build has none"):
+            naive()
+        return
+    assert [p.kernel for p in naive().products] == ["naive"]
+    assert "floor" in str(naive())
+
+
+def test_a_kernel_that_cannot_is_an_error():
+    with pytest.raises(jaxgemm.UnsupportedError, match="runs on cuda, the program is for cpu"):
+        jaxgemm.explain(shape(8, 8), shape(8, 8), kernel="naive", platform="cpu")
+
+
+def test_the_table_is_sound():
+    rows = jaxgemm.kernels()
+    names = [row.name for row in rows]
+    assert len(set(names)) == len(names)
+    assert not {"auto", "xla"} & set(names)
+    for row in rows:
+        assert row.platform in ("cpu", "cuda")
+        assert row.summary
+        assert row.family
+        assert row.types
+        assert (row.min_arch > 0) == (row.platform == "cuda")
+        assert row.max_arch == 0 or row.max_arch >= row.min_arch
+        assert len(set(row.types)) == len(row.types)
+        assert row.deterministic
+        for values in row.options.values():
+            assert len(set(values)) == len(values)

@@ -1,0 +1,58 @@
+"""What programs become: one call where there can be one, on any machine for any platform, with nothing copied."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxgemm
+
+
+def lowered(f, platforms, *shapes):
+    traced = jax.jit(f).trace(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    return traced.lower(lowering_platforms=platforms).as_text()
+
+
+@pytest.mark.parametrize("built", [r for r in jaxgemm.kernels() if r.built], ids=lambda r: r.name)
+def test_a_kernel_lowers_to_its_call_on_any_machine(built):
+    a, b, d, _ = built.types[0]
+    f = lambda a, b: jaxgemm.gemm(a, b, out_dtype=d, kernel=built.name)  # noqa: E731
+    shapes = jax.ShapeDtypeStruct((128, 64), a), jax.ShapeDtypeStruct((64, 128), b)
+    text = jax.jit(f).trace(*shapes).lower(lowering_platforms=(built.platform,)).as_text()
+    assert text.count("@jaxgemm_gemm") == 1
+    assert f'kernel = "{built.name}"' in text
+
+
+def test_auto_lowers_for_several_platforms_at_once():
+    f = lambda a, b, c: jaxgemm.gemm(a, b, c, beta=2, activation="silu")  # noqa: E731
+    text = lowered(f, ("cpu", "cuda"), (8, 16), (16, 4), (8, 4))
+    assert "dot_general" in text
+    gradient = jax.grad(lambda *x: jnp.sum(f(*x)))
+    assert "dot_general" in lowered(gradient, ("cpu", "cuda"), (8, 16), (16, 4), (8, 4))
+
+
+def test_auto_lowers_for_a_platform_without_kernels():
+    assert "dot_general" in lowered(jaxgemm.gemm, ("tpu",), (8, 16), (16, 4))
+
+
+def test_a_jitted_product_is_one_call_with_no_copies():
+    """The epilogue is in the call, and operands are not moved."""
+    f = lambda a, b, c, bias: jaxgemm.gemm(  # noqa: E731
+        a, b, c, alpha=2, beta=3, bias=bias, activation="gelu", transpose_a=True, kernel="host"
+    )
+    text = lowered(f, ("cpu",), (64, 32), (64, 16), (32, 16), (16,))
+    assert text.count("@jaxgemm_gemm") == 1
+    assert not [line for line in text.splitlines() if "stablehlo." in line and "custom_call" not in line]
+
+
+def test_vmap_over_one_operand_reads_the_other_in_place():
+    f = jax.vmap(lambda a, b: jaxgemm.gemm(a, b, kernel="host"), (0, None))
+    text = lowered(f, ("cpu",), (5, 32, 64), (64, 16))
+    assert "broadcast" not in text
+    assert "transpose" not in text
+
+
+@pytest.mark.parametrize("batches", [((5,), (1,)), ((1,), (5,)), ((5, 1), (1, 3)), ((3,), ())], ids=str)
+def test_broadcast_batches_are_not_materialised(batches):
+    f = lambda a, b: jaxgemm.gemm(a, b, kernel="host")  # noqa: E731
+    text = lowered(f, ("cpu",), (*batches[0], 8, 16), (*batches[1], 16, 32))
+    assert "broadcast" not in text

@@ -1,0 +1,78 @@
+"""Import, and what must not go wrong in it: silence, a source tree that is not installed, an FFI that does not fit."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxgemm import _runtime
+
+
+def run(code, path=None, **environment):
+    """Run code in a fresh interpreter on the CPU, away from the source tree."""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
+    if path is not None:
+        env["PYTHONPATH"] = str(path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=env, cwd="/", capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_import_prints_nothing():
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import jaxgemm; jaxgemm.kernels()"],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_source_tree_says_that_it_is_not_installed():
+    root = Path(__file__).resolve().parent.parent
+    if any((root / "jaxgemm").glob("_ffi*.so")):
+        pytest.skip("the source tree holds a compiled module")
+    code, out, err = run("import jaxgemm", path=root)
+    assert (code, out) == (1, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: jaxgemm was imported from {root / 'jaxgemm'}, which holds no compiled module")
+    assert "pip install ." in last
+
+
+def test_arrays_on_different_devices():
+    code, _, err = run(
+        "import jax, jax.numpy as jnp, jaxgemm\n"
+        "x, y = (jax.device_put(jnp.ones((4, 4)), d) for d in jax.devices())\n"
+        "jaxgemm.gemm(x, y, kernel='host')\n",
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+    assert code == 1
+    message = err[err.index("ValueError") :]
+    assert "incompatible devices" in message
+    assert "jaxgemm_gemm" in message
+    assert "[0]" in message
+    assert "[1]" in message
+
+
+@pytest.mark.parametrize("built", [(0, 4), (1, 0)])
+def test_built_against_a_newer_ffi(built):
+    text = (
+        f"jaxgemm was built against XLA FFI {built[0]}.{built[1]}, but the installed jaxlib runs FFI 0.3, which takes "
+        "handlers up to its own version only. Install a newer jaxlib or rebuild jaxgemm against this one."
+    )
+    with pytest.raises(ImportError, match=re.escape(text)):
+        _runtime.check_ffi_version(built, (0, 3))
+
+
+def test_the_running_ffi_takes_what_was_built():
+    built, runtime = _runtime.ffi.ffi_api_version(), _runtime.runtime_ffi_version()
+    assert built <= runtime
+    _runtime.check_ffi_version(built, runtime)
+    _runtime.check_ffi_version((0, 2), (0, 3))

@@ -1,0 +1,233 @@
+"""The compiled CUDA kernels, read without a GPU: no spills, and the instructions that make each family what it is.
+
+A kernel that lost its 128-bit loads or its tensor cores still computes the right result, so no other test sees it.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import jaxgemm
+from jaxgemm._runtime import ffi
+
+MODULE = Path(ffi.__file__)
+
+#: Element types as they are numbered in ffi/problem.h.
+TYPES = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5}
+
+VECTORS = ("FFMA", "LDS.128")
+WIDE = ("DFMA", "LDS.128")
+
+#: By kernel and operand type: what its code must show. Types that are not named here are not looked at.
+INSTRUCTIONS = {
+    "naive": {"float32": ("FFMA",), "float64": ("DFMA",)},
+    "coalesced": {"float32": ("FFMA",), "float64": ("DFMA",)},
+    "tiled": {"float32": ("FFMA", "LDS", "STS", "BAR"), "float64": ("DFMA", "LDS")},
+    "coarse_1d": {"float32": ("FFMA", "LDS"), "float64": ("DFMA", "LDS")},
+    "coarse_2d": {"float32": ("FFMA", "LDS")},
+    "register_blocked": {"float32": (*VECTORS, "LDG.E.128"), "float64": WIDE},
+    "coarse_2d_vec": {"float32": (*VECTORS, "LDG.E.128", "STS.128")},
+    "vec4_global": {"float32": ("FFMA", "LDG.E.128"), "float64": ("DFMA", "LDG.E.128")},
+    "vec4_shared": {"float32": (*VECTORS, "LDG.E.128")},
+    "vec4_shared_at": {"float32": (*VECTORS, "LDG.E.128")},
+    "fragment_pipeline": {"float32": (*VECTORS, "LDG.E.128")},
+    "shared_pipeline": {"float32": (*VECTORS, "LDG.E.128")},
+    "warp_tiled": {"float32": (*VECTORS, "LDG.E.128")},
+    "outer_product": {"float32": (*VECTORS, "STS.128")},
+    "simt": {"float32": VECTORS, "float64": WIDE},
+    "wmma_tf32": {"float32": ("HMMA",)},
+    "wmma_f16": {"float16": ("HMMA",)},
+    "wmma": {
+        "float16": ("HMMA",),
+        "bfloat16": ("HMMA",),
+        "float32": ("HMMA",),
+        "float64": ("DMMA",),
+        "int8": ("IMMA",),
+        "uint8": ("IMMA",),
+    },
+    "sm80": {"": ("HMMA", "LDSM", "LDGSTS")},
+    "sm90": {"": ("HGMMA", "UTMALDG", "SYNCS")},
+}
+
+#: In the names of kernels that accompany a product: they copy or add, and have no product's instructions.
+HELPERS = ("reduce", "repack")
+
+#: Functions disassembled for each entry above; disassembling all of them takes minutes.
+SAMPLE = 2
+
+
+def _tool(name):
+    """The path of a CUDA binary utility, from its wheel or from PATH; None if there is none."""
+    folders = [str(p) for entry in sys.path for p in Path(entry or ".").glob("nvidia/cu*/bin")]
+    for folder in [*folders, *os.environ.get("PATH", "").split(os.pathsep)]:
+        if (path := Path(folder) / name).is_file():
+            return path
+    return None
+
+
+def _cuobjdump(*arguments, cwd=None):
+    tool = _tool("cuobjdump")
+    path = os.pathsep.join([str(tool.parent), os.environ.get("PATH", "")])  # it calls nvdisasm
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run([tool, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[:2000]
+    return done.stdout
+
+
+def _identifiers(mangled):
+    """The nested names of a mangled function: ("jaxgemm", "cuda", "sm90", "gemm_sm90")."""
+    names, rest = [], mangled.removeprefix("_ZN")
+    while found := re.match(r"\d+", rest):
+        start, length = found.end(), int(found[0])
+        names.append(rest[start : start + length])
+        rest = rest[start + length :]
+    return tuple(names)
+
+
+@dataclass
+class Function:
+    """One kernel as compiled for one architecture."""
+
+    arch: str
+    mangled: str
+    cubin: Path
+    usage: dict[str, int] = field(default_factory=dict)
+    instructions: set[str] = field(default_factory=set)
+
+    @property
+    def names(self):
+        return _identifiers(self.mangled)
+
+    def belongs(self, kernel):
+        """Whether this is the product of that row: its function, or one in its namespace."""
+        helper = any(word in self.names[-1] for word in HELPERS)
+        return not helper and not {kernel, f"{kernel}_gemm"}.isdisjoint(self.names)
+
+    def operand(self, dtype):
+        """Whether the first type in its signature is this one."""
+        return not dtype or re.search(rf"5DTypeE{TYPES[dtype]}E", self.mangled) is not None
+
+    def __str__(self):
+        return f"{self.names[-1]} for {self.arch} ({self.mangled})"
+
+
+def functions(module, folder):
+    """Every kernel of the module, with the registers and memory that it uses; its cubins go into the folder."""
+    _cuobjdump("--extract-elf", "all", module, cwd=folder)
+    found = []
+    for cubin in sorted(folder.glob("*.cubin")):
+        arch = cubin.name.split(".")[-2]  # name.sm_90a.cubin
+        for line in _cuobjdump("--dump-resource-usage", cubin).splitlines():
+            if match := re.match(r"\s*Function (\S+):", line):
+                found.append(Function(arch, match[1], cubin))
+            elif "REG:" in line:
+                found[-1].usage = {key: int(n) for key, n in re.findall(r"(\w+):(\d+)", line)}
+    return found
+
+
+def disassemble(wanted):
+    """Add the instructions of these functions to them."""
+    for cubin in {f.cubin for f in wanted}:
+        here = {f.mangled: f for f in wanted if f.cubin == cubin}
+        current = None
+        for line in _cuobjdump("--dump-sass", "--function", ",".join(here), cubin).splitlines():
+            if match := re.search(r"Function : (\S+)", line):
+                current = here.get(match[1])
+            elif current and (match := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)", line)):
+                current.instructions.add(match[1])
+
+
+def has(function, instruction):
+    """Whether the function has this instruction, with these modifiers in this order among others."""
+    want = instruction.split(".")
+    for name in function.instructions:
+        parts = name.split(".")
+        rest = iter(parts[1:])
+        if parts[0] == want[0] and all(any(x == y for y in rest) for x in want[1:]):
+            return True
+    return False
+
+
+if not ffi.cuda_architectures():
+    pytest.skip("this build has no CUDA kernels to read", allow_module_level=True)
+if _tool("cuobjdump") is None or _tool("nvdisasm") is None:
+    pytest.skip(
+        "cuobjdump and nvdisasm are not there: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",
+        allow_module_level=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return functions(MODULE, tmp_path_factory.mktemp("cubins"))
+
+
+def sample(found):
+    """A few, from the first to the last."""
+    return found[:: max((len(found) - 1) // (SAMPLE - 1), 1)][:SAMPLE]
+
+
+def expectations(compiled):
+    """(function, instructions) for a sample of each entry of the table."""
+    out = []
+    for kernel, by_type in INSTRUCTIONS.items():
+        for dtype, wanted in by_type.items():
+            for arch in sorted({f.arch for f in compiled}):
+                found = [f for f in compiled if f.arch == arch and f.belongs(kernel) and f.operand(dtype)]
+                out += [(f, wanted) for f in sample(found)]
+    return out
+
+
+def test_every_architecture_is_there(compiled):
+    built = {name.partition("-")[0] for name in ffi.cuda_architectures() if not name.endswith("-virtual")}
+    assert built <= {f.arch.removeprefix("sm_") for f in compiled}
+
+
+def test_every_built_row_has_code(compiled):
+    missing = [
+        row.name
+        for row in jaxgemm.kernels()
+        if row.platform == "cuda" and row.built and not any(f.belongs(row.name) for f in compiled)
+    ]
+    assert not missing, f"no compiled function is named after, or lies in the namespace of, {missing}"
+
+
+def test_nothing_spills(compiled):
+    spilling = [f"{f}: {f.usage}" for f in compiled if f.usage["STACK"] or f.usage["LOCAL"]]
+    assert not spilling, "\n".join(spilling)
+
+
+def test_registers_and_shared_memory(compiled):
+    for f in compiled:
+        assert f.usage["REG"] <= 255, f
+        # What a launch gets without asking, and the 1 KB that the system reserves.
+        assert f.usage["SHARED"] <= 49152 + 1024, f
+
+
+def test_instructions(compiled):
+    expected = expectations(compiled)
+    disassemble([f for f, _ in expected])
+    problems = []
+    for f, wanted in expected:
+        assert f.instructions, f"no disassembly of {f}"
+        missing = [x for x in wanted if not has(f, x)]
+        if missing:
+            problems.append(f"{f} lacks {', '.join(missing)}")
+        if has(f, "LDL") or has(f, "STL"):
+            problems.append(f"{f} uses local memory")
+    assert not problems, "\n".join(problems)
+
+
+def test_every_built_row_says_what_it_must_show(compiled):
+    """A new CUDA kernel comes with an entry in the table above, and the entries find its code."""
+    built = [row for row in jaxgemm.kernels() if row.platform == "cuda" and row.built]
+    assert not {row.name for row in built} - set(INSTRUCTIONS)
+    for row in built:
+        for dtype in INSTRUCTIONS[row.name]:
+            if not dtype or dtype in [types[0] for types in row.types]:
+                assert any(f.belongs(row.name) and f.operand(dtype) for f in compiled), f"{row.name}, {dtype}"

@@ -54,13 +54,14 @@ struct KernelEntry {
   int max_arch = 0;  // 0: no limit. Kernels that use architecture-specific instructions have one
   std::span<const TypeRule> types = {};
   std::span<const Option> options = {};
+  bool tf32 = false;             // fp32 operands are rounded to TF32 on their way to the tensor cores
   bool deterministic = false;    // same bits on every run
   bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows
 
   // A reason the problem cannot be run beyond types, device and options, or an empty string. May be null.
   std::string (*unsupported)(const GemmProblem&) = nullptr;
-  // Configurations for the problem, best first, with the options that problem.config fixes kept; a pure function,
-  // so that the choice can be made while tracing. Null for a kernel without a cost model.
+  // Configurations for the problem, best first, with the options that problem.config fixes kept; a pure
+  // function, so that the choice can be made while tracing. Null for a kernel without a cost model.
   std::vector<Candidate> (*candidates)(const GemmProblem&, int sm_count) = nullptr;
   // Bytes of workspace. Null means none.
   size_t (*workspace)(const GemmProblem&) = nullptr;

@@ -44,6 +44,7 @@ nb::list kernel_list() {
     row["max_arch"] = e.max_arch;
     row["types"] = nb::tuple(types);
     row["options"] = options;
+    row["tf32"] = e.tf32;
     row["deterministic"] = e.deterministic;
     row["batch_invariant"] = e.batch_invariant;
     row["built"] = e.launch != nullptr;
@@ -88,7 +89,8 @@ struct PythonCall {
   }
 };
 
-// Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace bytes.
+// Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace
+// bytes.
 std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
@@ -98,13 +100,15 @@ std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
 }
 
 // (option values, predicted microseconds) of each candidate, best first; empty without a cost model.
-std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall& call, int arch, int sm_count) {
+std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall& call, int arch,
+                                                                int sm_count) {
   std::vector<std::pair<std::vector<int64_t>, double>> out;
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
   if (!call.decode(problem, entry).ok() || !unsupported_reason(*entry, problem, arch).empty()) return out;
   if (!entry->candidates) return out;
-  for (Candidate& c : entry->candidates(problem, sm_count)) out.emplace_back(std::move(c.config), c.microseconds);
+  for (Candidate& c : entry->candidates(problem, sm_count))
+    out.emplace_back(std::move(c.config), c.microseconds);
   return out;
 }
 
@@ -119,13 +123,17 @@ NB_MODULE(_ffi, m) {
   m.def(
       "cuda_architectures", [] { return std::vector<std::string>{JAXGEMM_ARCH_NAMES}; },
       "The CUDA architectures compiled in; empty in a build without CUDA.");
+  m.def(
+      "cuda_version", [] { return std::string(JAXGEMM_CUDA_VERSION); },
+      "Version of the CUDA compiler; empty in a build without CUDA.");
   nb::class_<jaxgemm::PythonCall>(m, "Call", "The attributes and types of a call, for check and candidates.")
-      .def(nb::init<std::string, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, double, double,
-                    std::string, std::vector<int64_t>, bool, std::vector<std::string>>(),
+      .def(nb::init<std::string, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, double,
+                    double, std::string, std::vector<int64_t>, bool, std::vector<std::string>>(),
            nb::arg("kernel"), nb::arg("dims"), nb::arg("a"), nb::arg("b"), nb::arg("alpha"), nb::arg("beta"),
            nb::arg("activation"), nb::arg("config"), nb::arg("has_bias"), nb::arg("dtypes"));
   m.def("check", &jaxgemm::check, nb::arg("call"), nb::arg("arch"),
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
   m.def("candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),
-        "(option values, predicted microseconds) of each configuration, best first; empty without a cost model.");
+        "(option values, predicted microseconds) of each configuration, best first; empty without a cost "
+        "model.");
 }

@@ -28,6 +28,52 @@ constexpr TypeRule kHostTypes[] = {
     {kS8, kS8, kS32, kS32},   {kU8, kU8, kS32, kS32},
 };
 
+// What the rungs take whose budget is counted in floats: fp32, and 16-bit floats that widen to it.
+constexpr TypeRule kSingleTypes[] = {
+    {kF32, kF32, kF32, kF32},    {kF16, kF16, kF16, kF32},   {kF16, kF16, kF32, kF32},
+    {kBF16, kBF16, kBF16, kF32}, {kBF16, kBF16, kF32, kF32},
+};
+
+// A rung of the ladder: deterministic, and one order of k for every element.
+constexpr KernelEntry rung(const char* name, std::span<const TypeRule> types,
+                           Status (*launch)(const GemmProblem&, const GemmBuffers&, const Executor&),
+                           const char* summary) {
+  return {.name = name,
+          .family = "ladder",
+          .summary = summary,
+          .platform = Platform::kCuda,
+          .min_arch = 80,
+          .types = types,
+          .deterministic = true,
+          .batch_invariant = true,
+          .launch = launch};
+}
+
+constexpr TypeRule kTf32Types[] = {{kF32, kF32, kF32, kF32}};
+constexpr TypeRule kHalfTypes[] = {{kF16, kF16, kF32, kF32}, {kF16, kF16, kF16, kF32}};
+constexpr TypeRule kWmmaTypes[] = {
+    {kF16, kF16, kF32, kF32}, {kF16, kF16, kF16, kF32}, {kBF16, kBF16, kF32, kF32}, {kU8, kU8, kS32, kS32},
+    {kS8, kS8, kS32, kS32},   {kF32, kF32, kF32, kF32}, {kF64, kF64, kF64, kF64},
+};
+
+// WMMA's tile shapes: 0 is the type's default.
+constexpr int64_t kWmmaM[] = {0, 8, 16, 32}, kWmmaK[] = {0, 4, 8, 16};
+constexpr Option kWmmaOptions[] = {{"tile_m", kWmmaM}, {"tile_n", kWmmaM}, {"tile_k", kWmmaK}};
+
+constexpr TypeRule k16BitTypes[] = {{kF16, kF16, kF16, kF32},
+                                    {kF16, kF16, kF32, kF32},
+                                    {kBF16, kBF16, kBF16, kF32},
+                                    {kBF16, kBF16, kF32, kF32}};
+
+// 0 leaves an option to the kernel's cost model.
+constexpr int64_t kUpTo2[] = {0, 1, 2}, kSm80Tiles[] = {0, 1, 2, 3, 4, 5};
+constexpr int64_t kSm90TileM[] = {0, 64, 128, 192, 256};
+constexpr Option kSimtOptions[] = {{"tile", {}}};
+constexpr Option kSm80Options[] = {{"tile", kSm80Tiles}, {"split_k", {}}};
+constexpr Option kSm90Options[] = {{"tile_m", kSm90TileM}, {"tile_n", {}},        {"schedule", kUpTo2},
+                                   {"cluster_m", kUpTo2},  {"cluster_n", kUpTo2}, {"split_k", {}},
+                                   {"swap", kUpTo2},       {"group", {}}};
+
 constexpr KernelEntry kTable[] = {
     {.name = "host",
      .family = "cpu",
@@ -37,24 +83,99 @@ constexpr KernelEntry kTable[] = {
      .deterministic = true,
      .batch_invariant = true,
      .launch = cpu::launch_host},
-    {.name = "naive",
+    rung("naive", kFloatTypes, JAXGEMM_CUDA_FN(launch_naive), "one thread per element, global memory only"),
+    rung("coalesced", kFloatTypes, JAXGEMM_CUDA_FN(launch_coalesced),
+         "a warp along n, so that accesses coalesce"),
+    rung("tiled", kFloatTypes, JAXGEMM_CUDA_FN(launch_tiled), "32 x 32 tiles in padded shared memory"),
+    rung("coarse_1d", kFloatTypes, JAXGEMM_CUDA_FN(launch_coarse_1d), "8 elements of a column a thread"),
+    rung("register_blocked", kFloatTypes, JAXGEMM_CUDA_FN(launch_register_blocked),
+         "64 x 64 x 16 tiles, 4 x 4 a thread"),
+    rung("coarse_2d", kSingleTypes, JAXGEMM_CUDA_FN(launch_coarse_2d),
+         "128 x 128 x 16 tiles, 8 x 8 a thread"),
+    rung("coarse_2d_vec", kSingleTypes, JAXGEMM_CUDA_FN(launch_coarse_2d_vec),
+         "coarse_2d in 128-bit accesses"),
+    rung("vec4_global", kFloatTypes, JAXGEMM_CUDA_FN(launch_vec4_global),
+         "4 x 4 a thread from float4 rows, no shared memory"),
+    rung("vec4_shared", kSingleTypes, JAXGEMM_CUDA_FN(launch_vec4_shared),
+         "8 x 8 a thread, row-major A in shared memory"),
+    rung("vec4_shared_at", kSingleTypes, JAXGEMM_CUDA_FN(launch_vec4_shared_at),
+         "A transposed on its way into shared memory"),
+    rung("fragment_pipeline", kSingleTypes, JAXGEMM_CUDA_FN(launch_fragment_pipeline),
+         "fragments loaded one step ahead"),
+    rung("shared_pipeline", kSingleTypes, JAXGEMM_CUDA_FN(launch_shared_pipeline),
+         "tiles loaded one step ahead too"),
+    rung("warp_tiled", kSingleTypes, JAXGEMM_CUDA_FN(launch_warp_tiled),
+         "warp tiles, double-buffered 128 x 128 x 8"),
+    rung("outer_product", kSingleTypes, JAXGEMM_CUDA_FN(launch_outer_product),
+         "C in shared memory, rank-1 updates from registers"),
+    {.name = "wmma_tf32",
      .family = "ladder",
-     .summary = "one thread per element, global memory only",
+     .summary = "WMMA 16 x 16 x 8 in TF32, 64 x 64 x 8 tiles",
+     .platform = Platform::kCuda,
+     .min_arch = 80,
+     .types = kTf32Types,
+     .tf32 = true,
+     .deterministic = true,
+     .batch_invariant = true,
+     .launch = JAXGEMM_CUDA_FN(launch_wmma_tf32)},
+    {.name = "wmma_f16",
+     .family = "ladder",
+     .summary = "WMMA 16 x 16 x 16, 64 x 64 x 16 tiles in padded shared memory",
+     .platform = Platform::kCuda,
+     .min_arch = 80,
+     .types = kHalfTypes,
+     .deterministic = true,
+     .batch_invariant = true,
+     .launch = JAXGEMM_CUDA_FN(launch_wmma_f16)},
+    {.name = "wmma",
+     .family = "ladder",
+     .summary = "one warp per WMMA tile, fragments from global memory, every WMMA type and shape",
+     .platform = Platform::kCuda,
+     .min_arch = 80,
+     .types = kWmmaTypes,
+     .options = kWmmaOptions,
+     .tf32 = true,
+     .deterministic = true,
+     .batch_invariant = true,
+     .unsupported = JAXGEMM_CUDA_FN(unsupported_wmma),
+     .launch = JAXGEMM_CUDA_FN(launch_wmma)},
+    {.name = "simt",
+     .family = "simt",
+     .summary = "production FMA: cp.async stages, warp tiles, split-K, tiles by a cost model",
      .platform = Platform::kCuda,
      .min_arch = 80,
      .types = kFloatTypes,
+     .options = kSimtOptions,
      .deterministic = true,
-     .batch_invariant = true,
-     .launch = JAXGEMM_CUDA_FN(launch_naive)},
-    {.name = "tiled",
-     .family = "ladder",
-     .summary = "32 x 32 tiles in padded shared memory",
+     .unsupported = JAXGEMM_CUDA_FN(unsupported_simt),
+     .candidates = JAXGEMM_CUDA_FN(candidates_simt),
+     .workspace = JAXGEMM_CUDA_FN(workspace_simt),
+     .prepare = JAXGEMM_CUDA_FN(prepare_simt),
+     .launch = JAXGEMM_CUDA_FN(launch_simt)},
+    {.name = "sm80",
+     .family = "sm80",
+     .summary = "16-bit tensor cores by mma.sync, for every chip since Ampere",
      .platform = Platform::kCuda,
      .min_arch = 80,
-     .types = kFloatTypes,
+     .types = k16BitTypes,
+     .options = kSm80Options,
      .deterministic = true,
-     .batch_invariant = true,
-     .launch = JAXGEMM_CUDA_FN(launch_tiled)},
+     .workspace = JAXGEMM_CUDA_FN(workspace_sm80),
+     .prepare = JAXGEMM_CUDA_FN(prepare_sm80),
+     .launch = JAXGEMM_CUDA_FN(launch_sm80)},
+    {.name = "sm90",
+     .family = "sm90",
+     .summary = "16-bit tensor cores by wgmma and TMA, warp-specialised and persistent, for Hopper",
+     .platform = Platform::kCuda,
+     .min_arch = 90,
+     .max_arch = 90,
+     .types = k16BitTypes,
+     .options = kSm90Options,
+     .deterministic = true,
+     .unsupported = JAXGEMM_CUDA_FN(unsupported_sm90),
+     .workspace = JAXGEMM_CUDA_FN(workspace_sm90),
+     .prepare = JAXGEMM_CUDA_FN(prepare_sm90),
+     .launch = JAXGEMM_CUDA_FN(launch_sm90)},
 };
 
 std::string types_text(const KernelEntry& entry) {

@@ -2,9 +2,24 @@
 
 from importlib.metadata import version as _version
 
+from jaxgemm import checkpoint_policies
 from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
+from jaxgemm.overlap import all_gather_matmul, matmul_reduce_scatter
+from jaxgemm.override import override
 
 __version__ = _version("jaxgemm")
-__all__ = ["Kernel", "UnsupportedError", "dot_general", "explain", "gemm", "kernels", "matmul"]
+__all__ = [
+    "Kernel",
+    "UnsupportedError",
+    "all_gather_matmul",
+    "checkpoint_policies",
+    "dot_general",
+    "explain",
+    "gemm",
+    "kernels",
+    "matmul",
+    "matmul_reduce_scatter",
+    "override",
+]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax._src import dispatch
-from jax._src.sharding_impls import ShardingContext
+from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.extend.core import Primitive
 from jax.sharding import AxisType
 
@@ -37,3 +38,23 @@ def explicit_axes(mesh: Any) -> bool:
     Stands in for: ``AbstractMesh`` has the public ``axis_types``; an empty mesh has none to ask.
     """
     return not mesh.empty and any(t == AxisType.Explicit for t in mesh.axis_types)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The mesh axes of the ``shard_map``s around us along which ``x`` differs; empty where they are not checked.
+
+    Stands in for: what ``jax.typeof(x)`` prints as ``{V:x}``, of which there is no public view.
+    """
+    axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    return axes
+
+
+def is_partly_manual(ctx: Any) -> bool:
+    """Whether the program being lowered is a ``shard_map``'s over some mesh axes, with XLA dividing it over others.
+
+    Stands in for: as :func:`is_partitioned`.
+    """
+    context = ctx.module_context.axis_context
+    if not isinstance(context, SPMDAxisContext):
+        return False
+    return any(size > 1 for name, size in context.mesh.shape.items() if name not in context.manual_axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
 from jaxgemm.kernels import find_kernel
+from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import gemm_p
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.select import configuration
@@ -82,12 +84,13 @@ def gemm(
         )
     options = _kernel_options(kernel, kernel_options)
     out = _result_dtype("out_dtype", out_dtype, a.dtype)
-    batch, dims, order = _matmul_dims(a, b, transpose_a, transpose_b)
+    batch, dims, order = _matmul_dims(a.shape[:-2], b.shape[:-2], bool(transpose_a), bool(transpose_b))
     a, b = batch.squeeze(a, b)
     shape = (*batch.shape, *_op(a, transpose_a)[-2:-1], _op(b, transpose_b)[-1])
 
     beta = (1.0 if c is not None else 0.0) if beta is None else beta
-    accumulator = np.dtype(jnp.promote_types(dtypes.accumulator(a.dtype), out))
+    accumulator = dtypes.accumulator(a.dtype)
+    accumulator = accumulator if accumulator == out else np.dtype(jnp.promote_types(accumulator, out))
     static_alpha, static_beta = _static("alpha", alpha, accumulator), _static("beta", beta, accumulator)
     if c is None and static_beta != 0.0:
         raise ValueError(f"gemm: beta is {beta}, but c is missing")
@@ -102,7 +105,7 @@ def gemm(
             raise ValueError(f"gemm: bias must have shape ({shape[-1]},), one element a column, got {bias.shape}")
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(f"gemm: activation: got {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
-    if jnp.issubdtype(out, jnp.integer) and activation not in (None, "relu"):
+    if activation not in (None, "relu") and jnp.issubdtype(out, jnp.integer):
         raise ValueError(f"gemm: activation {activation!r} of an integer product; integers take relu only")
 
     if static_alpha is None or static_beta is None:
@@ -155,7 +158,7 @@ def matmul(
     vector_a, vector_b = a.ndim == 1, b.ndim == 1
     a = a[None] if vector_a else a
     b = b[:, None] if vector_b else b
-    batch, dims, order = _matmul_dims(a, b, False, False)
+    batch, dims, order = _matmul_dims(a.shape[:-2], b.shape[:-2], False, False)
     x, y = batch.squeeze(a, b)
     result = _bind(x, y, (), dims, precision, out, Epilogue(), kernel, ())
     result = _arrange(result, order, (*batch.shape, a.shape[-2], b.shape[-1]))
@@ -224,9 +227,7 @@ def _bind(
     elif isinstance(out_sharding, NamedSharding):  # types know abstract meshes only
         out_sharding = NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
     result: jax.Array = gemm_p.bind(
-        lhs,
-        rhs,
-        *extra,
+        *vary_alike(lhs, rhs, *extra),
         dimension_numbers=dims,
         precision=prec.canonical(precision),
         preferred_element_type=np.dtype(out),
@@ -250,11 +251,11 @@ class _Batch:
         rank = len(self.shape)
         self._a = (1,) * (rank - len(a)) + a
         self._b = (1,) * (rank - len(b)) + b
-        self._ranks = len(a), len(b)
         # An axis of size 1 on one side belongs to the other side alone: it is a free axis there.
         self.shared = [i for i in range(rank) if self._a[i] == self._b[i]]
         self.only_a = [i for i in range(rank) if self._a[i] != 1 and self._b[i] == 1]
         self.only_b = [i for i in range(rank) if self._b[i] != 1 and self._a[i] == 1]
+        self._kept = tuple(self._a[i] for i in self.axes(0)), tuple(self._b[i] for i in self.axes(1))
 
     def axes(self, side: int) -> list[int]:
         """The batch axes that operand 0 or 1 keeps, in order."""
@@ -262,18 +263,15 @@ class _Batch:
 
     def squeeze(self, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The operands without the axes that broadcast."""
-        out = []
-        for side, x in enumerate((a, b)):
-            shape = [(self._b if side else self._a)[i] for i in self.axes(side)]
-            out.append(x.reshape(*shape, *x.shape[-2:]))
-        return out[0], out[1]
+        return _reshape(a, self._kept[0] + a.shape[-2:]), _reshape(b, self._kept[1] + b.shape[-2:])
 
 
+@lru_cache(maxsize=1024)
 def _matmul_dims(
-    a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool
+    a_batch: tuple[int, ...], b_batch: tuple[int, ...], transpose_a: bool, transpose_b: bool
 ) -> tuple[_Batch, DimensionNumbers, tuple[int, ...] | None]:
     """Batches, dimension numbers for the squeezed operands, and the transposition of dot_general's result."""
-    batch = _Batch(a.shape[:-2], b.shape[:-2])
+    batch = _Batch(a_batch, b_batch)
     axes_a, axes_b = batch.axes(0), batch.axes(1)
     lhs_batch = tuple(axes_a.index(i) for i in batch.shared)
     rhs_batch = tuple(axes_b.index(i) for i in batch.shared)
@@ -288,8 +286,12 @@ def _matmul_dims(
 
 
 def _arrange(x: jax.Array, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> jax.Array:
-    x = x if order is None else lax.transpose(x, order)
-    return x.reshape(shape)
+    return _reshape(x if order is None else lax.transpose(x, order), shape)
+
+
+def _reshape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    # Asking is much cheaper than tracing a reshape that changes nothing.
+    return x if x.shape == shape else x.reshape(shape)
 
 
 def _op(x: jax.Array, transposed: bool) -> tuple[int, ...]:
@@ -299,10 +301,11 @@ def _op(x: jax.Array, transposed: bool) -> tuple[int, ...]:
 def _floating_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Both as arrays of their common type."""
     out = [_array(name_a, a), _array(name_b, b)]
-    dtype = jnp.promote_types(out[0].dtype, out[1].dtype)
+    same = out[0].dtype == out[1].dtype
+    dtype = out[0].dtype if same else jnp.promote_types(out[0].dtype, out[1].dtype)
     if dtype == np.dtype(bool) or not jnp.issubdtype(dtype, jnp.number):
         raise TypeError(f"{name_a} and {name_b}: expected numbers, got {out[0].dtype} and {out[1].dtype}")
-    return out[0].astype(dtype), out[1].astype(dtype)
+    return (out[0], out[1]) if same else (out[0].astype(dtype), out[1].astype(dtype))
 
 
 def _result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.dtype:
@@ -324,6 +327,8 @@ def _static(name: str, value: ArrayLike, accumulator: np.dtype) -> float | None:
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
     if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
         number = float(value)
+        if number in (0.0, 1.0):  # what most calls have is its own rounding in every type
+            return number
         if jnp.issubdtype(accumulator, jnp.integer):
             limits = np.iinfo(accumulator)
             if number != number or not limits.min <= number <= limits.max or number != int(number):
@@ -339,6 +344,8 @@ def _static(name: str, value: ArrayLike, accumulator: np.dtype) -> float | None:
 
 
 def _array(name: str, value: ArrayLike) -> jax.Array:
+    if isinstance(value, jax.Array):
+        return value
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:

@@ -251,9 +251,10 @@ def refusal(eqn: Any, routing: Routing) -> str:
     a, b, d = lhs.dtype.name, rhs.dtype.name, eqn.outvars[0].aval.dtype.name
     if not all(isinstance(extent, int) for extent in (*lhs.shape, *rhs.shape)):
         return "its shape is symbolic, and kernels are chosen by shape"
-    if not any(a == t[0] and b == t[1] for row in kernels() for t in row.types):
+    results = _results(a, b)
+    if not results:
         return f"no kernel multiplies {a} by {b}"
-    if d not in _results(a, b) and dtypes.accumulator(lhs.dtype).name not in _results(a, b):
+    if d not in results and dtypes.accumulator(lhs.dtype).name not in results:
         return f"no kernel computes {a} x {b} -> {d}"
     if routing.kernel in ("auto", "xla"):
         return ""
@@ -264,7 +265,9 @@ def refusal(eqn: Any, routing: Routing) -> str:
     return ""
 
 
+@functools.cache
 def _results(a: str, b: str) -> set[str]:
+    """The element types that some kernel returns for these operands."""
     return {t[2] for row in kernels() for t in row.types if t[:2] == (a, b)}
 
 
@@ -282,7 +285,8 @@ def _products_left(jaxpr: Jaxpr, routing: Routing | None, closed: str, trips: in
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if eqn.primitive is lax.dot_general_p or name.startswith("ragged_dot"):
-            yield Left(_operands([v.aval for v in eqn.invars[:2]], eqn.outvars[0].aval), _why(eqn, routing, closed), trips)
+            operands = _operands([v.aval for v in eqn.invars[:2]], eqn.outvars[0].aval)
+            yield Left(operands, _why(eqn, routing, closed), trips)
         times = trips * eqn.params["length"] if name == "scan" else trips
         within = closed or ("" if name in _OPENED else name)
         for inner in jaxprs_in_params(eqn.params):

@@ -22,6 +22,7 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxgemm._jax_private import varying_axes
 from jaxgemm.epilogue import Epilogue, apply
 from jaxgemm.problem import DimensionNumbers
 
@@ -85,10 +86,14 @@ class Assignment:
 
     def out_spec(self) -> PartitionSpec:
         """The sharding of the result."""
-        parts = [list(self.axes.get(name, ())) for name in self.factors.out]
+        return PartitionSpec(*(axes or None for axes in self.out_axes()))
+
+    def out_axes(self) -> Spec:
+        """The mesh axes of each axis of the result."""
+        parts = [self.axes.get(name, ()) for name in self.factors.out]
         for mesh_axis, i in self.scatter:
-            parts[i].append(mesh_axis)
-        return PartitionSpec(*(tuple(part) or None for part in parts))
+            parts[i] += (mesh_axis,)
+        return tuple(parts)
 
     def summed(self) -> tuple[str, ...]:
         """Mesh axes over which partial sums are added up without scattering."""
@@ -119,8 +124,13 @@ def assign(
         for name, axes in zip(names, spec, strict=True):
             if len(axes) > len(claims.get(name, ())):
                 claims[name] = axes
+    orders = ["bmnk", "bnmk", "kbmn", "kbnm"]
+    lhs, rhs = dict(zip(factors.lhs, specs[0], strict=True)), dict(zip(factors.rhs, specs[1], strict=True))
+    if not any(set(lhs[name]) & set(rhs[name]) for name in lhs if name[0] == "k"):
+        # Both contracted axes sharded alike means partial sums. Where only one is, gathering it may be cheaper.
+        orders += ["bmn", "bnm"]
     best: tuple[float, Assignment] | None = None
-    for order in ("bmnk", "bnmk", "kbmn", "kbnm"):
+    for order in orders:
         candidate = _claim(factors, claims, order, shapes[2], specs[2], sizes)
         cost = _moved(candidate, shapes, specs, sizes)
         if best is None or cost < best[0]:
@@ -137,10 +147,13 @@ def _claim(
     out: Spec,
     sizes: dict[str, int],
 ) -> Assignment:
-    """The assignment in which factors take the mesh axes that they claim in this order of their kinds."""
+    """The assignment in which factors take the mesh axes that they claim in this order of their kinds.
+
+    A kind that the order leaves out takes none: operands are gathered along it.
+    """
     used: set[str] = set()
     given: dict[str, tuple[str, ...]] = {}
-    for name in sorted(claims, key=lambda n: (order.index(n[0]), n)):
+    for name in sorted((n for n in claims if n[0] in order), key=lambda n: (order.index(n[0]), n)):
         axes = tuple(axis for axis in claims[name] if axis not in used)
         used.update(axes)
         if axes:
@@ -162,20 +175,27 @@ def _moved(
     specs: tuple[Spec, Spec, Spec],
     sizes: dict[str, int],
 ) -> float:
-    """Elements that each device receives: operands that are gathered, partial sums that are added up."""
+    """Elements that each device receives: operands and results that are moved, partial sums that are added up."""
 
     def held(shape: Sequence[int], axes: set[str]) -> float:
         return prod(shape) / prod(sizes[a] for a in axes)
 
-    cost = 0.0
-    for names, shape, spec in zip((plan.factors.lhs, plan.factors.rhs), shapes[:2], specs[:2], strict=True):
-        have = {a for axes in spec for a in axes}
-        want = {a for name in names for a in plan.axes.get(name, ())}
-        if have - want:
-            cost += held(shape, want) - held(shape, have | want)
-    rows = {a for name in plan.factors.out for a in plan.axes.get(name, ())}
-    cost += 2.0 * held(shapes[2], rows) * bool(plan.summed()) + held(shapes[2], rows) * bool(plan.scatter)
-    return cost
+    def change(shape: Sequence[int], before: Spec, after: Spec) -> float:
+        # An axis that moves from one dimension to another counts as gathered: not every XLA exchanges the parts.
+        was, becomes = ({(a, i) for i, axes in enumerate(spec) for a in axes} for spec in (before, after))
+        return held(shape, {a for a, _ in was & becomes}) - held(shape, {a for a, _ in was})
+
+    names = plan.factors.lhs, plan.factors.rhs
+    cost = sum(
+        change(shape, spec, tuple(plan.axes.get(f, ()) for f in own))
+        for own, shape, spec in zip(names, shapes[:2], specs[:2], strict=True)
+    )
+    # A ring scatters the sums first, and then gathers what is asked for whole.
+    own = {a for name in plan.factors.out for a in plan.axes.get(name, ())}
+    scattered = own | {a for a, _ in plan.scatter}
+    cost += held(shapes[2], own) - held(shapes[2], scattered)
+    cost += 2.0 * (held(shapes[2], scattered) - held(shapes[2], scattered | set(plan.summed())))
+    return cost + change(shapes[2], plan.out_axes(), specs[2])
 
 
 def on_shards(local: Local, plan: Assignment, *operands: jax.Array, **params: Any) -> jax.Array:
@@ -204,6 +224,20 @@ def _mesh_axes(sharding: Any, rank: int) -> Spec:
     return tuple(parts + [()] * (rank - len(parts)))
 
 
+def vary_alike(*operands: jax.Array) -> tuple[jax.Array, ...]:
+    """Operands that vary along the same mesh axes inside a ``shard_map``, as primitives ask of theirs.
+
+    Where one is the same on several devices and another is not, as weights and activations are, the gradient of
+    the first is then summed over those devices.
+    """
+    have = [varying_axes(x) for x in operands]
+    want = frozenset[str]().union(*have)
+    if not want:
+        return operands
+    missing = [tuple(sorted(want - own)) for own in have]
+    return tuple(lax.pcast(x, m, to="varying") if m else x for x, m in zip(operands, missing, strict=True))
+
+
 def automatic(local: Local, *operands: jax.Array, **params: Any) -> jax.Array:
     """The product with a rule for XLA's partitioner, for operands whose sharding the compiler propagates."""
     dims, epilogue = params["dimension_numbers"], params["epilogue"]
@@ -228,7 +262,7 @@ def automatic(local: Local, *operands: jax.Array, **params: Any) -> jax.Array:
     def product(*args: jax.Array) -> jax.Array:
         return local(*args, **params)
 
-    contracting = tuple(sorted({n for n in factors.lhs if n[0] == "k"}))
+    contracting = tuple(n for n in factors.lhs if n[0] == "k")  # in the order in which the rule names them
     product.def_partition(
         partition=partition,
         sharding_rule=", ".join(" ".join(n) for n in names) + " -> " + " ".join(factors.out),

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm import dtypes, partition
-from jaxgemm._jax_private import explicit_axes, is_partitioned, needs_devices_while_lowering
+from jaxgemm._jax_private import explicit_axes, is_partitioned, is_partly_manual, needs_devices_while_lowering
 from jaxgemm._runtime import TARGET
 from jaxgemm.epilogue import Epilogue, apply
 from jaxgemm.kernels import UnsupportedError, device_for
@@ -150,7 +150,10 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         dc = lax.convert_element_type(dc, out.dtype)
         terms.append(jnp.asarray(epilogue.beta, dc.dtype) * dc)
     if dbias is not None and type(dbias) is not ad.Zero:
-        terms.append(jnp.broadcast_to(lax.convert_element_type(dbias, out.dtype), out.shape))
+        dbias = lax.convert_element_type(dbias, out.dtype)
+        sharding = jax.typeof(out).sharding
+        sharding = sharding if explicit_axes(sharding.mesh) else None
+        terms.append(lax.broadcast_in_dim(dbias, out.shape, (out.ndim - 1,), out_sharding=sharding))
     if not terms:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     tangent = terms[0]
@@ -368,7 +371,15 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     local = partial(_lower, platform)
     if decide(platform, ctx.avals_in, params).choice.kernel is not None:
         out = ctx.avals_out[0].sharding
-        if explicit_axes(out.mesh):
+        if is_partly_manual(ctx):
+            if params["strict"] and params["kernel"] != "auto":
+                raise UnsupportedError(
+                    f"kernel '{params['kernel']}' inside of a shard_map over some of the mesh's axes: XLA divides the "
+                    "program over the others, which it cannot do with a kernel's call; map over all axes, or ask for "
+                    "kernel 'auto' or 'xla'"
+                )
+            params = dict(params, kernel="xla", options=())
+        elif explicit_axes(out.mesh):
             local = partial(partition.explicit, local, out)
         elif is_partitioned(ctx):
             local = partial(partition.automatic, local)

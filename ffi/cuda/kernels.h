@@ -1,4 +1,7 @@
-// The launch functions of every CUDA kernel, for the table. Host code only.
+// The functions of every CUDA kernel that the table names. Host code only.
 #pragma once
 
 #include "ladder/ladder.h"
+#include "simt/simt.h"
+#include "sm80/sm80.h"
+#include "sm90/sm90.h"

@@ -13,8 +13,8 @@ constexpr int kBlock = 16;
 template <typename T>
 __global__ void __launch_bounds__(kBlock* kBlock) naive(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
-  const int64_t row = p.grid.tile_row() * kBlock + threadIdx.y;
-  const int64_t col = p.grid.tile_col() * kBlock + threadIdx.x;
+  const int64_t row = int64_t{p.tile_row()} * kBlock + threadIdx.y;
+  const int64_t col = int64_t{p.tile_col()} * kBlock + threadIdx.x;
   if (row >= p.m || col >= p.n) return;
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
     const auto a = p.a.view(batch);
@@ -29,10 +29,8 @@ __global__ void __launch_bounds__(kBlock* kBlock) naive(const __grid_constant__ 
 
 Status launch_naive(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   return dispatch_types(LadderTypes{}, p, [&](auto types) {
-    using T = decltype(types);
-    const TiledProduct<T> product(p, buffers, kBlock, kBlock);
-    naive<T><<<product.grid.blocks(), dim3(kBlock, kBlock), 0, executor.stream>>>(product);
-    return launch_status("naive");
+    return launch_tiles("naive", naive<decltype(types)>, p, buffers, executor, kBlock, kBlock,
+                        dim3(kBlock, kBlock));
   });
 }
 

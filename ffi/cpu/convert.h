@@ -1,0 +1,103 @@
+// The element types of the CPU kernel and the conversions between them, without branches so that a loop over
+// them vectorises on any x86-64. Nothing here computes on a subnormal float: XLA runs its CPU programs with
+// subnormals flushed to zero, and a subnormal half is an ordinary number.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "../problem.h"
+
+namespace jaxgemm::cpu {
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+template <DType>
+struct TypeOf;
+template <>
+struct TypeOf<DType::kF64> {
+  using type = double;
+};
+template <>
+struct TypeOf<DType::kF32> {
+  using type = float;
+};
+template <>
+struct TypeOf<DType::kF16> {
+  using type = Half;
+};
+template <>
+struct TypeOf<DType::kBF16> {
+  using type = BFloat16;
+};
+template <>
+struct TypeOf<DType::kS8> {
+  using type = int8_t;
+};
+template <>
+struct TypeOf<DType::kU8> {
+  using type = uint8_t;
+};
+template <>
+struct TypeOf<DType::kS32> {
+  using type = int32_t;
+};
+
+[[gnu::always_inline]] inline float to_float(BFloat16 x) {
+  return std::bit_cast<float>(uint32_t(x.bits) << 16);
+}
+
+[[gnu::always_inline]] inline float to_float(Half x) {
+  const uint32_t magnitude = x.bits & 0x7fffu;
+  const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
+  constexpr uint32_t kRebias = (127 - 15) << 23;
+  // Twice the rebias takes half's top exponent, Inf and NaN, to float's.
+  const uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00u ? 2 * kRebias : kRebias);
+  const uint32_t subnormal = std::bit_cast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
+  return std::bit_cast<float>((magnitude < 0x400u ? subnormal : normal) | sign);
+}
+
+// Both round to nearest even. NaN stays NaN: it is made quiet, so that dropping low bits cannot turn it into
+// Inf.
+[[gnu::always_inline]] inline BFloat16 to_bfloat16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t nan = (bits >> 16) | 0x40u;
+  return {uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+}
+
+[[gnu::always_inline]] inline Half to_half(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  constexpr uint32_t kRebias = (127 - 15) << 23;
+  const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - kRebias) >> 13;
+  // Below 2^-14 half's unit is 2^-24, which is that of floats in [0.5, 1): the addition rounds.
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
+  uint32_t result = magnitude < (113u << 23) ? subnormal : normal;
+  result = magnitude >= (143u << 23) ? 0x7c00u : result;  // 2^16 and more; 65520 and more round there anyway
+  result = magnitude > 0x7f800000u ? 0x7e00u : result;
+  return {uint16_t(result | ((bits >> 16) & 0x8000u))};
+}
+
+template <typename To, typename From>
+[[gnu::always_inline]] inline To convert(From x) {
+  if constexpr (std::is_same_v<To, From>)
+    return x;
+  else if constexpr (std::is_same_v<To, Half>)
+    return to_half(x);
+  else if constexpr (std::is_same_v<To, BFloat16>)
+    return to_bfloat16(x);
+  else if constexpr (std::is_arithmetic_v<From>)
+    return static_cast<To>(x);
+  else
+    return to_float(x);
+}
+
+}  // namespace jaxgemm::cpu

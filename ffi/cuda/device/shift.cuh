@@ -1,0 +1,20 @@
+// Realigning 16-byte vectors of 16-bit elements in registers.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxgemm::cuda {
+
+// Bytes [shift, shift + 16) of the 32 bytes lo, hi; shift is even and below 16.
+__device__ __forceinline__ uint4 shift_vector(uint4 lo, uint4 hi, uint32_t shift) {
+  uint32_t w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = shift & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = shift & 4 ? w[i + 1] : w[i];
+  const uint32_t bits = shift % 4 * 8;
+  return make_uint4(__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits),
+                    __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
+}
+
+}  // namespace jaxgemm::cuda

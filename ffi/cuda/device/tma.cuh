@@ -1,0 +1,59 @@
+// The bulk tensor copy engine: tiles of tensors of rank 4 into shared memory, tiles of rank 3 out of it.
+//
+// The rank is fixed because extents of 1 cost nothing: operands are {inner, outer, batch 1, batch 0}, results
+// {column, row, batch}. Coordinates outside of the tensor read as zero and are not written, which is what
+// makes ragged edges free.
+#pragma once
+
+#include <cuda.h>
+
+#include "ptx.cuh"
+
+namespace jaxgemm::cuda {
+
+// L2 policies in the encoding that createpolicy gives for whole accesses.
+constexpr uint64_t kEvictNormal = 0x1000000000000000;
+constexpr uint64_t kEvictFirst = 0x12F0000000000000;
+constexpr uint64_t kEvictLast = 0x14F0000000000000;
+
+__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
+                                         int inner, int outer, int batch1, int batch0, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch1), "r"(batch0), "l"(policy)
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set in `mask`, at the same shared-memory offset; each
+// receiving block's own barrier counts the bytes.
+__device__ __forceinline__ void tma_load_multicast(uint32_t destination, const CUtensorMap* map,
+                                                   uint32_t barrier, int inner, int outer, int batch1,
+                                                   int batch0, uint64_t policy, uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch1), "r"(batch0), "h"(mask), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t source, int column, int row,
+                                          int batch) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(source), "r"(column), "r"(row), "r"(batch)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most kPending of this thread's committed stores still read shared memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace jaxgemm::cuda

@@ -1,0 +1,35 @@
+// The launch functions of the ladder, in the order in which docs/ladder.md climbs it. Host code only.
+#pragma once
+
+#include <string>
+
+#include "../../kernel.h"
+
+namespace jaxgemm::cuda {
+
+// One thread, one element, straight from global memory.
+Status launch_naive(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_coalesced(const GemmProblem&, const GemmBuffers&, const Executor&);
+// Shared memory, then more and more results a thread.
+Status launch_tiled(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_coarse_1d(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_register_blocked(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_coarse_2d(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_coarse_2d_vec(const GemmProblem&, const GemmBuffers&, const Executor&);
+// The way of float4: without shared memory, with it, transposed into it, and pipelined.
+Status launch_vec4_global(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_vec4_shared(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_vec4_shared_at(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_fragment_pipeline(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_shared_pipeline(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_warp_tiled(const GemmProblem&, const GemmBuffers&, const Executor&);
+// C in shared memory instead of A and B.
+Status launch_outer_product(const GemmProblem&, const GemmBuffers&, const Executor&);
+// Tensor cores through WMMA.
+Status launch_wmma_tf32(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status launch_wmma_f16(const GemmProblem&, const GemmBuffers&, const Executor&);
+// Option values, in order: tile_m, tile_n, tile_k, where 0 stands for the default.
+Status launch_wmma(const GemmProblem&, const GemmBuffers&, const Executor&);
+std::string unsupported_wmma(const GemmProblem&);
+
+}  // namespace jaxgemm::cuda

@@ -1,0 +1,220 @@
+// Copies of one operand's tiles from global to shared memory, where a tile always lies K-major: [k][x], x
+// being op(A)'s row or op(B)'s column. Every mode takes part in the same pipeline:
+//   begin(stage, on)             starts the copy of a full tile, if `on`. No branch: the compiler must be
+//   able to
+//                                spread it among the FMAs
+//   begin_partial(stage, valid)  the same for a tile of fewer than BK values of k; the rest becomes zero
+//   advance(k)                   steps on by that many values of k
+//   finish(stage)                completes what begin left to do, before the barrier that publishes the stage
+//
+// Rows of op(A) and columns of op(B) outside of the matrix feed only outputs that nobody stores: whatever
+// shared memory holds there will do. K is different, since every output sums over it; its ragged part goes
+// first, once, so that only begin_partial pays for it.
+#pragma once
+
+#include "../device/operands.cuh"
+#include "../device/types.cuh"
+
+namespace jaxgemm::cuda::simt {
+
+// kTranspose: k is contiguous in memory; single elements are scattered to their place in [k][x].
+// kRows:      x is contiguous; single elements, for pitches and pointers of any alignment.
+// kRows16:    x is contiguous and every run of 16 bytes is aligned.
+// kConvert:   either, by run-time strides, through registers: elements cp.async cannot move (2 bytes).
+enum class Load { kTranspose, kRows, kRows16, kConvert };
+
+template <int Bytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool on) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  if constexpr (Bytes == 16) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(to),
+        "l"(global), "r"(int(on))
+        : "memory");
+  } else {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %2; }" ::"r"(to),
+        "l"(global), "n"(Bytes), "r"(int(on))
+        : "memory");
+  }
+}
+
+// Writes zeros, and does not read, where `valid` is false.
+template <int Bytes>
+__device__ __forceinline__ void copy_async_or_zero(void* shared, const void* global, bool valid) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(Bytes),
+                 "r"(bytes)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int Pending>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// X is the tile's extent along x, Pitch the distance in shared memory from k to k + 1.
+template <typename Source, typename Acc, Load Mode, int X, int BK, int Pitch, int Threads>
+struct Copy;
+
+// Adds without the compiler seeing that it could keep every sum of `value` and something else instead: one
+// running offset per operand costs two instructions a tile where a pointer per row would cost two each.
+__device__ __forceinline__ void add_opaque(int64_t& value, int64_t by) {
+  asm("add.s64 %0, %0, %1;" : "+l"(value) : "l"(by));
+}
+
+// 8 lanes along k read a 32-byte sector of a row, 4 rows a warp. A row's further values of k are at constant
+// offsets from its first. Rows outside of the matrix read the last one instead, which spares a predicate per
+// row.
+template <typename T, int X, int BK, int Pitch, int Threads>
+struct Copy<T, T, Load::kTranspose, X, BK, Pitch, Threads> {
+  static constexpr int kStep = Threads / 8, kRows = X / kStep;
+  static_assert(X % kStep == 0 && BK % 8 == 0);
+  const char* row[kRows];
+  int64_t offset = 0;
+  int k, shared;
+
+  __device__ __forceinline__ Copy(const T* base, int64_t ld, int64_t x0, int64_t extent, int64_t k0) {
+    k = threadIdx.x % 8;
+    const int x = threadIdx.x / 8;
+    shared = k * Pitch + x;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t at = x0 + x + i * kStep;
+      row[i] = reinterpret_cast<const char*>(base + (at < extent ? at : extent - 1) * ld + k0 + k);
+    }
+  }
+  __device__ __forceinline__ void begin(T* stage, bool on) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < BK; j += 8)
+        copy_async<sizeof(T)>(stage + shared + j * Pitch + i * kStep, row[i] + offset + j * sizeof(T), on);
+    }
+  }
+  __device__ __forceinline__ void begin_partial(T* stage, int valid) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < BK; j += 8)
+        copy_async_or_zero<sizeof(T)>(stage + shared + j * Pitch + i * kStep, row[i] + offset + j * sizeof(T),
+                                      k + j < valid);
+    }
+  }
+  __device__ __forceinline__ void advance(int by) { add_opaque(offset, by * int64_t(sizeof(T))); }
+  __device__ __forceinline__ void finish(T*) {}
+};
+
+// The two modes with x contiguous differ in the width of one access only. Columns outside are left out rather
+// than clamped: a warp's lanes would all copy one address, which the hardware does one by one.
+template <typename T, int Width, int X, int BK, int Pitch, int Threads>
+struct CopyRows {
+  static constexpr int kPerRow = X / Width;
+  static constexpr int kAcross = kPerRow < 32 ? kPerRow : 32;  // neighbouring threads along x
+  static constexpr int kDown = Threads / kAcross;              // and along k
+  static constexpr int kCols = kPerRow / kAcross, kRows = BK / kDown;
+  static_assert(kPerRow % kAcross == 0 && BK % kDown == 0 && kRows >= 1);
+  const char* first;
+  int64_t pitch;  // bytes from k to k + 1
+  int64_t offset = 0;
+  int k, shared, cols;  // cols: how many of this thread's columns are inside
+
+  __device__ __forceinline__ CopyRows(const T* base, int64_t ld, int64_t x0, int64_t extent, int64_t k0) {
+    k = threadIdx.x / kAcross;
+    const int x = threadIdx.x % kAcross * Width;
+    shared = k * Pitch + x;
+    pitch = ld * int64_t(sizeof(T));
+    first = reinterpret_cast<const char*>(base + (k0 + k) * ld + x0 + x);
+    // Wide accesses are chosen only when Width divides the extent, so a run is inside or outside as a whole.
+    const int64_t left = extent - x0 - x;
+    constexpr int kStep = kAcross * Width;
+    cols = left >= X ? kCols : left <= 0 ? 0 : (static_cast<int>(left) + kStep - 1) / kStep;
+  }
+  __device__ __forceinline__ void begin(T* stage, bool on) {
+    const int cols_on = on ? cols : 0;
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+#pragma unroll
+      for (int i = 0; i < kCols; ++i)
+        copy_async<Width * sizeof(T)>(stage + shared + j * kDown * Pitch + i * kAcross * Width,
+                                      first + (offset + j * kDown * pitch) + i * kAcross * Width * sizeof(T),
+                                      i < cols_on);
+    }
+  }
+  __device__ __forceinline__ void begin_partial(T* stage, int valid) {
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+#pragma unroll
+      for (int i = 0; i < kCols; ++i)
+        copy_async_or_zero<Width * sizeof(T)>(
+            stage + shared + j * kDown * Pitch + i * kAcross * Width,
+            first + (offset + j * kDown * pitch) + i * kAcross * Width * sizeof(T),
+            i < cols && k + j * kDown < valid);
+    }
+  }
+  __device__ __forceinline__ void advance(int by) { add_opaque(offset, by * pitch); }
+  __device__ __forceinline__ void finish(T*) {}
+};
+
+template <typename T, int X, int BK, int Pitch, int Threads>
+struct Copy<T, T, Load::kRows, X, BK, Pitch, Threads> : CopyRows<T, 1, X, BK, Pitch, Threads> {
+  using CopyRows<T, 1, X, BK, Pitch, Threads>::CopyRows;
+};
+
+template <typename T, int X, int BK, int Pitch, int Threads>
+struct Copy<T, T, Load::kRows16, X, BK, Pitch, Threads> : CopyRows<T, 16 / sizeof(T), X, BK, Pitch, Threads> {
+  using CopyRows<T, 16 / sizeof(T), X, BK, Pitch, Threads>::CopyRows;
+};
+
+// Both strides at run time. 256 threads cover a patch of 32 x by 8 k; neighbours run along whichever of the
+// two is contiguous. The values wait in registers while the block computes.
+template <typename Source, typename Acc, int X, int BK, int Pitch, int Threads>
+struct Copy<Source, Acc, Load::kConvert, X, BK, Pitch, Threads> {
+  static constexpr int kCols = X / 32, kRows = BK / 8;
+  static_assert(Threads == 256 && X % 32 == 0 && BK % 8 == 0);
+  const Source* col[kCols];
+  Source value[kRows][kCols];
+  int64_t stride_k, offset = 0;
+  int k, shared;
+
+  __device__ __forceinline__ Copy(const Source* base, int64_t stride_x, int64_t stride_k_, int64_t x0,
+                                  int64_t extent, int64_t k0)
+      : stride_k(stride_k_) {
+    const bool along_k = stride_k == 1;
+    k = along_k ? threadIdx.x % 8 : threadIdx.x / 32;
+    const int x = along_k ? threadIdx.x / 8 : threadIdx.x % 32;
+    shared = k * Pitch + x;
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) {
+      const int64_t at = x0 + x + i * 32;
+      col[i] = base + (at < extent ? at : extent - 1) * stride_x + (k0 + k) * stride_k;
+    }
+  }
+  __device__ __forceinline__ void begin(Acc* stage, bool on) { begin_partial(stage, on ? BK : 0); }
+  __device__ __forceinline__ void begin_partial(Acc*, int valid) {
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) {
+#pragma unroll
+      for (int j = 0; j < kRows; ++j)
+        value[j][i] = k + j * 8 < valid ? col[i][offset + j * 8 * stride_k] : convert<Source>(0.0f);
+    }
+  }
+  __device__ __forceinline__ void advance(int by) { offset += by * stride_k; }
+  __device__ __forceinline__ void finish(Acc* stage) {
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) {
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) stage[shared + j * 8 * Pitch + i * 32] = convert<Acc>(value[j][i]);
+    }
+  }
+};
+
+}  // namespace jaxgemm::cuda::simt

@@ -1,0 +1,314 @@
+// The simt kernel: D's block tile from a pipeline of shared-memory stages, plain FMA.
+//
+//   global --cp.async--> shared [k][m], [k][n]  --LDS.128--> fragments --FMA--> accumulators
+//                                                            accumulators --shared--> epilogue --> D
+//
+// One FMA per clock and lane is the ceiling, and every other instruction takes an FMA's place. So: 8 x 8 or
+// 16 x 8 outputs per thread, fragments loaded one k ahead of their use, copies that go around the registers,
+// and one barrier per stage. The accumulators leave through shared memory: that sums the slices in a fixed
+// order, makes the stores contiguous whatever n's alignment, and keeps one copy of the epilogue's code.
+#pragma once
+
+#include "copy.cuh"
+#include "finish.cuh"
+#include "tile.cuh"
+
+namespace jaxgemm::cuda::simt {
+
+// The work is a list: first `whole` output tiles with all of K each, then the other tiles' parts of K, part
+// by part. Tiles are counted through one product after another.
+template <typename Types>
+struct Params {
+  int64_t m, n, k;
+  int64_t tiles, whole;  // in all products; a product has tiles_m * tiles_n
+  unsigned tiles_m, tiles_n;
+  int64_t splits, split_k;  // parts of K, and values of k in each: a multiple of BK; the last gets the rest
+  int64_t batch, inner;     // products: outer * inner
+  Operand<typename Types::A> a;
+  Operand<typename Types::B> b;
+  Epilogue<Types> epilogue;
+  typename Types::Acc* partial;  // sums of the split tiles, [part][tile][BM][BN]
+  bool wide;                     // rows of D, C and bias allow vector accesses
+  bool plain;                    // wide, and neither C nor bias
+
+  int64_t work() const { return whole + (tiles - whole) * splits; }
+};
+
+// Which product and which tile of it. Blocks that run together should share operands in the L2: tiles go down
+// groups of 8 rows, column by column. The caller sees to it that a product's tiles fit in 32 bits.
+struct TileIndex {
+  int64_t batch = 0;
+  unsigned m = 0, n = 0;
+  __device__ __forceinline__ TileIndex(int64_t index, unsigned rows, unsigned cols) {
+    const unsigned product = rows * cols;
+    if (product == 1) {
+      batch = index;
+      return;
+    }
+    if (index >= product) batch = index / product;
+    const unsigned tile = static_cast<unsigned>(index - batch * product);
+    constexpr unsigned kGroup = 8;
+    const unsigned first = tile / (kGroup * cols) * kGroup;
+    const unsigned height = rows - first < kGroup ? rows - first : kGroup;
+    const unsigned in_group = tile - first * cols;
+    m = first + in_group % height;
+    n = in_group / height;
+  }
+};
+
+// A thread's fragment, 16 bytes of shared memory in one access.
+template <typename T, int N>
+__device__ __forceinline__ void load_shared(T (&to)[N], const T* from, int group_stride) {
+  constexpr int kVec = 16 / sizeof(T);
+  using Wide = std::conditional_t<sizeof(T) == 8, double2, float4>;
+#pragma unroll
+  for (int i = 0; i < N / kVec; ++i) {
+    const Wide w = *reinterpret_cast<const Wide*>(from + i * group_stride);
+    to[i * kVec] = w.x;
+    to[i * kVec + 1] = w.y;
+    if constexpr (kVec == 4) {
+      to[i * kVec + 2] = w.z;
+      to[i * kVec + 3] = w.w;
+    }
+  }
+}
+
+// This thread's place in the block. Lanes' bits alternate between the two directions (n m n n m for 4 x 8):
+// then neighbouring lanes agree in one fragment's address, and those two apart in the other's, which is what
+// lets the hardware serve a warp's 128-bit loads in two passes instead of four.
+template <typename Tile>
+struct Place {
+  int slice, row, col;  // row and column of the first of this thread's outputs within the tile
+  __device__ __forceinline__ Place() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr int kWarps = Tile::kWarpsM * Tile::kWarpsN;
+    slice = warp / kWarps;
+    const int warp_m = warp % kWarps / Tile::kWarpsN, warp_n = warp % Tile::kWarpsN;
+    int lane_m, lane_n;
+    if constexpr (Tile::kLanesM == 4) {
+      lane_m = (lane >> 1 & 1) | (lane >> 3 & 2);
+      lane_n = (lane & 1) | (lane >> 1 & 6);
+    } else if constexpr (Tile::kLanesM == 8) {
+      lane_m = (lane >> 1 & 1) | (lane >> 2 & 6);
+      lane_n = (lane & 1) | (lane >> 1 & 2);
+    } else {
+      lane_m = lane / Tile::kLanesN;
+      lane_n = lane % Tile::kLanesN;
+    }
+    row = warp_m * Tile::WM + lane_m * Tile::kVec;
+    col = warp_n * Tile::WN + lane_n * Tile::kVec;
+  }
+};
+
+template <typename Tile>
+__device__ __forceinline__ void multiply(typename Tile::Acc (&acc)[Tile::TM][Tile::TN],
+                                         const typename Tile::Acc (&a)[Tile::TM],
+                                         const typename Tile::Acc (&b)[Tile::TN]) {
+  // Back and forth, so that each FMA shares an operand with the one before it.
+#pragma unroll
+  for (int i = 0; i < Tile::TM; ++i) {
+#pragma unroll
+    for (int jj = 0; jj < Tile::TN; ++jj) {
+      const int j = i % 2 ? Tile::TN - 1 - jj : jj;
+      acc[i][j] += a[i] * b[j];
+    }
+  }
+}
+
+template <typename Tile, typename CopyA, typename CopyB>
+__device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][Tile::TN], CopyA& copy_a,
+                                           CopyB& copy_b, int64_t k, const Place<Tile>& place,
+                                           typename Tile::Acc* shared) {
+  using Acc = typename Tile::Acc;
+  constexpr int kStages = Tile::kStages, BK = Tile::BK;
+  constexpr int kStage = Tile::kStageA + Tile::kStageB;
+  constexpr int kGroupA = Tile::kLanesM * Tile::kVec, kGroupB = Tile::kLanesN * Tile::kVec;
+  const int64_t tiles = (k + BK - 1) / BK;
+
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    Acc* stage = shared + s * kStage;
+    if (s < tiles) {
+      if (s == 0 && k % BK != 0) {
+        const int valid = static_cast<int>(k % BK);
+        copy_a.begin_partial(stage, valid);
+        copy_b.begin_partial(stage + Tile::kStageA, valid);
+        copy_a.advance(valid);
+        copy_b.advance(valid);
+      } else {
+        copy_a.begin(stage, true);
+        copy_b.begin(stage + Tile::kStageA, true);
+        copy_a.advance(BK);
+        copy_b.advance(BK);
+      }
+      copy_a.finish(stage);
+      copy_b.finish(stage + Tile::kStageA);
+    }
+    copy_commit();
+  }
+  copy_wait<kStages - 2>();
+  __syncthreads();
+
+  const int offset_a = place.slice * Tile::kSliceK * Tile::kPitchA + place.row;
+  const int offset_b = Tile::kStageA + place.slice * Tile::kSliceK * Tile::kPitchB + place.col;
+  const Acc* read = shared;
+  Acc* write = shared + (kStages - 1) * kStage;
+  Acc a[2][Tile::TM], b[2][Tile::TN];
+  load_shared(a[0], read + offset_a, kGroupA);
+  load_shared(b[0], read + offset_b, kGroupB);
+
+#pragma unroll 1
+  for (uint32_t left = static_cast<uint32_t>(tiles); left > 0; --left) {
+    const bool more = left >= kStages;
+#pragma unroll
+    for (int kk = 0; kk < Tile::kSliceK; ++kk) {
+      constexpr int kLast = Tile::kSliceK - 1;
+      if (kk == kLast) {
+        // Everybody has read all of this stage, and the next one is complete.
+        copy_a.finish(write);
+        copy_b.finish(write + Tile::kStageA);
+        write = const_cast<Acc*>(read);
+        read = read == shared + (kStages - 1) * kStage ? shared : read + kStage;
+        copy_wait<kStages - 2>();
+        __syncthreads();
+      }
+      const int next = kk == kLast ? 0 : kk + 1;
+      load_shared(a[(kk + 1) % 2], read + offset_a + next * Tile::kPitchA, kGroupA);
+      load_shared(b[(kk + 1) % 2], read + offset_b + next * Tile::kPitchB, kGroupB);
+      // The copies of one operand stay together: after a shared load, the first asynchronous copy pays a few
+      // issue slots for the hazard between the two.
+      if (kk == 0) copy_a.begin(write, more);
+      if (kk == kLast / 2) {
+        copy_b.begin(write + Tile::kStageA, more);
+        copy_commit();
+        copy_a.advance(BK);
+      }
+      if (kk == kLast) copy_b.advance(BK);
+      multiply<Tile>(acc, a[kk % 2], b[kk % 2]);
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+}
+
+// The block's tile from the slices' sums in shared memory, V columns at a time, to D or, if given, to
+// `partial`.
+template <int V, typename Types, typename Tile>
+__device__ __forceinline__ void store_tile(const Params<Types>& p, const typename Tile::Acc* sums,
+                                           int64_t batch, int64_t row0, int64_t col0,
+                                           typename Tile::Acc* partial) {
+  using Wide = Vector<typename Tile::Acc, V>;
+  constexpr int kAcross = Tile::BN / V;
+#pragma unroll 1
+  for (int at = threadIdx.x; at < Tile::BM * kAcross; at += Tile::kThreads) {
+    const int r = at / kAcross, c = at % kAcross * V;
+    const int64_t row = row0 + r, col = col0 + c;
+    if (row >= p.m || col >= p.n) continue;
+    const auto* from = sums + r * Tile::kPitchD + c;
+    Wide sum = *reinterpret_cast<const Wide*>(from);
+#pragma unroll
+    for (int s = 1; s < Tile::kSlices; ++s) {
+      const Wide more = *reinterpret_cast<const Wide*>(from + s * Tile::kSliceD);
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum.x[v] += more.x[v];
+    }
+    if (partial)
+      *reinterpret_cast<Wide*>(partial + r * Tile::BN + c) = sum;
+    else
+      finish<V>(p.epilogue, sum, (batch * p.m + row) * p.n + col, col);
+  }
+}
+
+template <typename Types, typename Tile>
+__device__ __forceinline__ void store_plain(const Params<Types>& p,
+                                            const typename Tile::Acc (&acc)[Tile::TM][Tile::TN],
+                                            int64_t batch, int64_t row0, int64_t col0) {
+  using D = typename Types::D;
+  constexpr int kVec = Tile::kVec;
+#pragma unroll
+  for (int i = 0; i < Tile::TM; ++i) {
+    const int64_t row = row0 + (i / kVec * Tile::kLanesM * kVec + i % kVec);
+    if (row >= p.m) continue;
+    D* const to = p.epilogue.d + (batch * p.m + row) * p.n + col0;
+#pragma unroll
+    for (int j = 0; j < Tile::TN; j += kVec) {
+      Vector<D, kVec> out;
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) out.x[v] = convert<D>(p.epilogue.alpha * acc[i][j + v]);
+      if (col0 + j * Tile::kLanesN < p.n) *reinterpret_cast<Vector<D, kVec>*>(to + j * Tile::kLanesN) = out;
+    }
+  }
+}
+
+template <typename Types, typename Tile, Load LoadA, Load LoadB>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
+    simt_gemm(const __grid_constant__ Params<Types> p) {
+  using Acc = typename Tile::Acc;
+  using CopyA = Copy<typename Types::A, Acc, LoadA, Tile::BM, Tile::BK, Tile::kPitchA, Tile::kThreads>;
+  using CopyB = Copy<typename Types::B, Acc, LoadB, Tile::BN, Tile::BK, Tile::kPitchB, Tile::kThreads>;
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  Acc* const shared = reinterpret_cast<Acc*>(shared_bytes);
+  const Place<Tile> place;
+
+  const int64_t work = p.whole + (p.tiles - p.whole) * p.splits;
+  for (int64_t w = blockIdx.x; w < work; w += gridDim.x) {
+    int64_t index = w, k0 = 0, k = p.k;
+    Acc* partial = nullptr;
+    if (w >= p.whole) {
+      const int64_t rest = p.tiles - p.whole, part = (w - p.whole) / rest;
+      index = w - part * rest;
+      k0 = part * p.split_k;
+      k = p.k - k0 < p.split_k ? p.k - k0 : p.split_k;
+      partial = p.partial + (w - p.whole) * (Tile::BM * Tile::BN);
+    }
+    const TileIndex tile(index, p.tiles_m, p.tiles_n);
+    const int64_t row0 = int64_t(tile.m) * Tile::BM, col0 = int64_t(tile.n) * Tile::BN;
+
+    // One division serves both operands, and none the usual single batch level.
+    const int64_t outer = p.inner == p.batch ? 0 : tile.batch / p.inner, inner = tile.batch - outer * p.inner;
+    const auto* a = p.a.data + outer * p.a.batch_stride[0] + inner * p.a.batch_stride[1];
+    const auto* b = p.b.data + outer * p.b.batch_stride[0] + inner * p.b.batch_stride[1];
+    Acc acc[Tile::TM][Tile::TN] = {};
+    if constexpr (LoadA == Load::kConvert) {
+      CopyA copy_a(a, p.a.transposed ? 1 : p.a.ld, p.a.transposed ? p.a.ld : 1, row0, p.m, k0);
+      CopyB copy_b(b, p.b.transposed ? p.b.ld : 1, p.b.transposed ? 1 : p.b.ld, col0, p.n, k0);
+      accumulate<Tile>(acc, copy_a, copy_b, k, place, shared);
+    } else {
+      CopyA copy_a(a, p.a.ld, row0, p.m, k0);
+      CopyB copy_b(b, p.b.ld, col0, p.n, k0);
+      accumulate<Tile>(acc, copy_a, copy_b, k, place, shared);
+    }
+
+    if constexpr (Tile::kSlices == 1) {
+      // The plain product of aligned rows goes straight to D: with a short K the detour below would show.
+      if (p.plain && !partial) {
+        store_plain<Types, Tile>(p, acc, tile.batch, row0 + place.row, col0 + place.col);
+        continue;
+      }
+    }
+    // accumulate has waited for every copy and every reader of the stages.
+    Acc* const mine = shared + place.slice * Tile::kSliceD + place.row * Tile::kPitchD + place.col;
+#pragma unroll
+    for (int i = 0; i < Tile::TM; ++i) {
+      Acc* const at = mine + (i / Tile::kVec * Tile::kLanesM * Tile::kVec + i % Tile::kVec) * Tile::kPitchD;
+#pragma unroll
+      for (int j = 0; j < Tile::TN; j += Tile::kVec) {
+        Acc* const to = at + j * Tile::kLanesN;
+        if constexpr (Tile::kVec == 4) {
+          *reinterpret_cast<float4*>(to) =
+              make_float4(acc[i][j], acc[i][j + 1], acc[i][j + 2], acc[i][j + 3]);
+        } else {
+          *reinterpret_cast<double2*>(to) = make_double2(acc[i][j], acc[i][j + 1]);
+        }
+      }
+    }
+    __syncthreads();
+    if (p.wide)
+      store_tile<Tile::kVec, Types, Tile>(p, shared, tile.batch, row0, col0, partial);
+    else
+      store_tile<1, Types, Tile>(p, shared, tile.batch, row0, col0, partial);
+    __syncthreads();
+  }
+}
+
+}  // namespace jaxgemm::cuda::simt

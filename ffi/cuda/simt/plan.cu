@@ -1,0 +1,250 @@
+// The cost model. All of it is arithmetic on the problem and the tile; no list of shapes, no measurement.
+//
+// A multiprocessor issues at most four instructions a clock, and this kernel lives from filling those slots
+// with FMAs. So a block's cost is its instruction count: FMAs, fragment loads, copies, and a fixed part per
+// stage. What share of the slots is used depends on how many warps are there to hide latency. A block is also
+// no faster than its copies come out of the L2, nor the whole than D and the operands cross the memory bus,
+// nor than the bytes in flight allow. The busiest multiprocessor decides. Splitting K buys blocks
+// and pays with a pass over the partial sums.
+#include <algorithm>
+
+#include "plan.cuh"
+
+namespace jaxgemm::cuda::simt {
+namespace {
+
+constexpr int kReferenceMultiprocessors = 132;  // sets the bound on workspace, see workspace_bytes
+
+// Rates of the chip the kernel was tuned on, in bytes per clock (1.98 GHz). Their ratios to the issue rate
+// are what counts, and those are alike on the other chips it runs on.
+constexpr double kMemoryRate = 2200;      // all multiprocessors together
+constexpr double kL2Rate = 42;            // per multiprocessor
+constexpr double kMemoryLatency = 1600;   // clocks under load
+constexpr double kSharedRate = 0.77;      // passes per clock that a multiprocessor's shared memory sustains
+constexpr double kLaunch = 3500;          // clocks
+constexpr double kBlockOverhead = 2200;   // clocks: first copies, last stores
+constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Warp instructions to copy one stage of an operand of extent x.
+double copy_slots(Load load, const TileInfo& t, int x) {
+  const double elements = static_cast<double>(x) * t.bk / 32;
+  switch (load) {
+    case Load::kTranspose:
+      return elements * 2;  // the copy itself, and half of a 64-bit address
+    case Load::kRows:
+      return elements * 3;
+    case Load::kRows16:
+      return elements / t.vec * 3;
+    case Load::kConvert:
+      return elements * 5;
+  }
+  return 0;
+}
+
+// Passes through shared memory to write one stage of an operand of extent x.
+double copy_passes(Load load, const TileInfo& t, int x) {
+  const double elements = static_cast<double>(x) * t.bk / 32 * (4.0 / t.vec);
+  return load == Load::kTranspose ? elements * 4 : elements;
+}
+
+// Of a scheduler's slots, the part that `warps` warps fill.
+double utilisation(double warps) { return warps < 1 ? warps * 0.7 : warps / (warps + 0.4); }
+
+struct Cost {
+  const GemmProblem& p;
+  double multiprocessors;
+  Load load_a, load_b;
+  double fma_clocks;  // issue slots per FMA: 2 for f64, at half rate
+
+  double traffic() const {
+    const double batch = static_cast<double>(p.batch_count());
+    const double a = static_cast<double>(p.m) * static_cast<double>(p.k) * dtype_bytes(p.a.dtype);
+    const double b = static_cast<double>(p.k) * static_cast<double>(p.n) * dtype_bytes(p.b.dtype);
+    const double d = static_cast<double>(p.m) * static_cast<double>(p.n) * dtype_bytes(p.d);
+    const auto times = [&](const Matrix& x) {
+      return (x.batch_stride[0] ? static_cast<double>(p.batch[0]) : 1.0) *
+             (x.batch_stride[1] ? static_cast<double>(p.batch[1]) : 1.0);
+    };
+    return a * times(p.a) + b * times(p.b) + d * batch * (p.has_c ? 2 : 1);
+  }
+
+  double operator()(const TileInfo& t, const Plan& plan, int64_t tiles) const {
+    const double stages = static_cast<double>(ceil_div(p.k, t.bk));
+    const double part_stages = static_cast<double>(ceil_div(std::min(p.k, plan.split_k), t.bk));
+    const double warps = t.threads / 32.0;
+
+    const double fma = fma_clocks * t.bm * t.bn * t.bk / 32.0;
+    const double fragments = warps * (t.bk / t.slices) * (t.tm + t.tn) / t.vec;
+    const double copies = copy_slots(load_a, t, t.bm) + copy_slots(load_b, t, t.bn);
+    const double slots = fma + fragments + copies + 40 * warps;
+    const double epilogue = 12.0 * t.bm * t.bn / 32.0 * (1 + (t.slices - 1) / 4.0);
+    const double acc_bytes = 16.0 / t.vec;
+    const double stage_bytes = static_cast<double>((t.bm + t.bn) * t.bk) * acc_bytes;
+
+    // Passes through shared memory: two for a 128-bit load by a warp, one per row for the transposing copy.
+    const double passes = fragments * 2 + copy_passes(load_a, t, t.bm) + copy_passes(load_b, t, t.bn);
+
+    // `count` blocks of so many stages, side by side on one multiprocessor.
+    const auto together = [&](double count, double block_stages) {
+      const double issue = (slots * block_stages + epilogue) / (4 * utilisation(count * warps / 4));
+      const double shared = passes * block_stages / kSharedRate;
+      const double l2 = stage_bytes * block_stages / kL2Rate;
+      return count * std::max({issue, shared, l2}) + kBlockOverhead;
+    };
+    const double resident = t.blocks_per_sm;
+    const double whole = static_cast<double>(plan.whole), rest = static_cast<double>(tiles - plan.whole);
+    const double parts = rest * static_cast<double>(plan.splits);
+    double clocks = 0;
+    if (whole + parts <= multiprocessors * resident) {
+      clocks = together(std::ceil((whole + parts) / multiprocessors), whole > 0 ? stages : part_stages);
+    } else {
+      // A multiprocessor gets its next block when one of its blocks is done, and some get one more than their
+      // share.
+      const auto rounds = [&](double per_sm, double block_stages) {
+        const double full = std::floor(per_sm / resident), last = per_sm - full * resident;
+        const double hidden = std::max(0.0, full - 1) * kBlockOverhead * (1 - 1 / resident);
+        return full * together(resident, block_stages) + (last > 0 ? together(last, block_stages) : 0) -
+               hidden;
+      };
+      clocks = parts > 0 ? whole / multiprocessors / resident * together(resident, stages) +
+                               rounds(std::ceil(parts / multiprocessors) + 1, part_stages)
+                         : rounds(std::ceil(whole / multiprocessors + 0.1), stages);
+    }
+
+    const double blocks = whole + parts;
+    const double active = std::min(blocks, multiprocessors);
+    const double per_sm = std::min(std::ceil(blocks / multiprocessors), resident);
+    const double in_flight = active * per_sm * stage_bytes * std::min<double>(t.stages - 1, part_stages);
+    const double memory = traffic() / std::min(kMemoryRate, in_flight / kMemoryLatency);
+    // The two overlap, but not what a block loads before its first FMA.
+    const double first = std::min(1.0, (t.stages - 1) / std::max(1.0, part_stages));
+    clocks = kLaunch + std::max(clocks, memory) + (0.2 + 0.6 * first) * std::min(clocks, memory);
+
+    if (plan.splits > 1) clocks += kReduceOverhead + 2 * parts * t.bm * t.bn * acc_bytes / kMemoryRate;
+    return clocks;
+  }
+};
+
+int64_t tile_total(const GemmProblem& p, const TileInfo& t) {
+  return ceil_div(p.m, t.bm) * ceil_div(p.n, t.bn) * p.batch_count();
+}
+
+size_t partial_bytes(const GemmProblem& p, const Plan& plan) {
+  if (plan.splits <= 1) return 0;
+  const TileInfo& t = tiles_for(p)[plan.tile];
+  return static_cast<size_t>((tile_total(p, t) - plan.whole) * plan.splits) * t.bm * t.bn * (16 / t.vec);
+}
+
+Load load_for(const Matrix& x, bool rows_contiguous, int64_t extent, const void* data, const TileInfo& any) {
+  if (dtype_bytes(x.dtype) < 4) return Load::kConvert;
+  if (!rows_contiguous) return Load::kTranspose;
+  const int64_t v = any.vec;
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 && x.ld % v == 0 &&
+                       x.batch_stride[0] % v == 0 && x.batch_stride[1] % v == 0 && extent % v == 0;
+  return aligned ? Load::kRows16 : Load::kRows;
+}
+
+struct Loads {
+  Load a, b;
+};
+
+Loads loads_for(const GemmProblem& p, const void* a, const void* b) {
+  const TileInfo& any = tiles_for(p)[0];
+  Loads loads{load_for(p.a, p.a.transposed, p.m, a, any), load_for(p.b, !p.b.transposed, p.n, b, any)};
+  // Mixed widths would double the number of kernels for a few per cent on few problems.
+  if (loads.a == Load::kRows && loads.b == Load::kRows16) loads.b = Load::kRows;
+  if (loads.b == Load::kRows && loads.a == Load::kRows16) loads.a = Load::kRows;
+  return loads;
+}
+
+// The best split of K for one tile: none, of all tiles, or of those that full rounds of the chip leave over.
+Plan best_split(const GemmProblem& p, int tile, Loads loads, int multiprocessors, size_t workspace) {
+  const TileInfo& t = tiles_for(p)[tile];
+  const Cost cost{p, static_cast<double>(multiprocessors), loads.a, loads.b, p.d == DType::kF64 ? 2.0 : 1.0};
+  const int64_t tiles = tile_total(p, t);
+  const int64_t wave = int64_t{multiprocessors} * t.blocks_per_sm;
+  Plan best{.tile = tile,
+            .whole = tiles,
+            .split_k = ceil_div(p.k, t.bk) * t.bk,
+            .load_a = loads.a,
+            .load_b = loads.b};
+  best.cycles = cost(t, best, tiles);
+  const auto keep_better = [&](Plan plan) {
+    plan.cycles = cost(t, plan, tiles);
+    if (plan.cycles < best.cycles) best = plan;
+  };
+  const int64_t whole = tiles / wave * wave, rest = tiles - whole;
+  if (rest == 0) return best;
+  // Up to two waves of parts, none of them shorter than four stages.
+  for (int64_t wanted = 2; rest * wanted <= 2 * wave; wanted += std::max<int64_t>(1, wanted / 8)) {
+    Plan plan = best;
+    plan.whole = whole;
+    plan.split_k = ceil_div(ceil_div(p.k, wanted), t.bk) * t.bk;
+    if (plan.split_k < 4 * t.bk) break;
+    plan.splits = ceil_div(p.k, plan.split_k);
+    if (plan.splits < 2 || partial_bytes(p, plan) > workspace) continue;
+    keep_better(plan);
+  }
+  return best;
+}
+
+Plan search(const GemmProblem& p, const void* a, const void* b, int multiprocessors, size_t workspace) {
+  const Loads loads = loads_for(p, a, b);
+  if (const int64_t asked = tile_option(p)) {
+    return best_split(p, static_cast<int>(asked) - 1, loads, multiprocessors, workspace);
+  }
+  Plan best = best_split(p, 0, loads, multiprocessors, workspace);
+  for (int tile = 1; tile < static_cast<int>(tiles_for(p).size()); ++tile) {
+    const Plan plan = best_split(p, tile, loads, multiprocessors, workspace);
+    if (plan.cycles < best.cycles) best = plan;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::span<const TileInfo> tiles_for(const GemmProblem& p) {
+  if (p.a.dtype == DType::kF64) return kF64Tiles;
+  if (p.a.dtype == DType::kF32) return kF32Tiles;
+  return kHalfTiles;
+}
+
+int64_t tile_option(const GemmProblem& p) { return p.config.empty() ? 0 : p.config[0]; }
+
+// Workspace is asked for before the device and the buffers' addresses are known, so the bound comes from a
+// reference device and unaligned operands, and every plan keeps within it.
+size_t workspace_bytes(const GemmProblem& p) {
+  if (p.output_empty()) return 0;
+  const void* unaligned = reinterpret_cast<const void*>(uintptr_t{1});
+  const void* aligned = nullptr;
+  const auto bytes = [&](const void* data) {
+    return partial_bytes(p, search(p, data, data, kReferenceMultiprocessors, SIZE_MAX));
+  };
+  return std::max(bytes(aligned), bytes(unaligned));
+}
+
+std::vector<Candidate> rank_tiles(const GemmProblem& p, int multiprocessors) {
+  constexpr double kClocksPerMicrosecond = 1980;
+  if (p.output_empty()) return {};
+  const Loads loads = loads_for(p, nullptr, nullptr);
+  const int64_t asked = tile_option(p);
+  std::vector<Candidate> ranked;
+  for (int tile = 0; tile < static_cast<int>(tiles_for(p).size()); ++tile) {
+    if (asked != 0 && asked != tile + 1) continue;
+    const Plan plan = best_split(p, tile, loads, multiprocessors, SIZE_MAX);
+    ranked.push_back({{tile + 1}, plan.cycles / kClocksPerMicrosecond});
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const Candidate& x, const Candidate& y) { return x.microseconds < y.microseconds; });
+  return ranked;
+}
+
+Plan make_plan(const GemmProblem& p, const void* a, const void* b, int multiprocessors) {
+  const Plan plan = search(p, a, b, multiprocessors, SIZE_MAX);
+  if (plan.splits == 1 || multiprocessors == kReferenceMultiprocessors) return plan;
+  return search(p, a, b, multiprocessors, workspace_bytes(p));
+}
+
+}  // namespace jaxgemm::cuda::simt

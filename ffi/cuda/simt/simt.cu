@@ -1,0 +1,117 @@
+// simt: the production kernel for plain f32 and f64 FMA. Plan, find the kernel, launch it, and for split-K
+// sum up.
+#include <algorithm>
+
+#include "../kernels.h"
+#include "plan.cuh"
+#include "reduce.cuh"
+#include "variants.cuh"
+
+namespace jaxgemm::cuda {
+namespace {
+
+using simt::Plan;
+using simt::TileInfo;
+using simt::Variant;
+
+Variant find(const GemmProblem& p, const Plan& plan) {
+  constexpr int kLarge = simt::tile_count(simt::F32Large{});
+  switch (p.a.dtype) {
+    case DType::kF32:
+      return plan.tile < kLarge ? simt::find_f32_large(plan.tile, plan.load_a, plan.load_b)
+                                : simt::find_f32_small(plan.tile - kLarge, plan.load_a, plan.load_b);
+    case DType::kF64:
+      return simt::find_f64(plan.tile, plan.load_a, plan.load_b);
+    default:
+      return simt::find_half(p.a.dtype, p.d, plan.tile);
+  }
+}
+
+Status multiprocessors(int device, int* count) {
+  const cudaError_t error = cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) return {};
+  return {std::string("kernel 'simt': reading the device's properties: ") + cudaGetErrorString(error)};
+}
+
+template <typename Types>
+Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cudaStream_t stream) {
+  const TileInfo& t = simt::tiles_for(p)[plan.tile];
+  const TileGrid grid(p, t.bm, t.bn);
+  // A group of 8 rows of tiles is counted in 32 bits as well.
+  if (!grid.fits() || grid.tiles_n > INT32_MAX / 8) {
+    return {"kernel 'simt': the product has more output tiles than 32 bits can count"};
+  }
+  const bool wide = simt::can_be_wide(p, b, t.vec);
+  const simt::Params<Types> params{.m = p.m,
+                                   .n = p.n,
+                                   .k = p.k,
+                                   .tiles = grid.tiles_m * grid.tiles_n * grid.batch,
+                                   .whole = plan.whole,
+                                   .tiles_m = static_cast<unsigned>(grid.tiles_m),
+                                   .tiles_n = static_cast<unsigned>(grid.tiles_n),
+                                   .splits = plan.splits,
+                                   .split_k = plan.split_k,
+                                   .batch = grid.batch,
+                                   .inner = p.batch[1],
+                                   .a = Operand<typename Types::A>(b.a, p.a, p),
+                                   .b = Operand<typename Types::B>(b.b, p.b, p),
+                                   .epilogue = Epilogue<Types>(p, b),
+                                   .partial = static_cast<typename Types::Acc*>(b.workspace),
+                                   .wide = wide,
+                                   .plain = wide && !p.has_c && !p.has_bias};
+  const Variant variant = find(p, plan);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.work(), INT32_MAX));
+  void* arguments[] = {const_cast<simt::Params<Types>*>(&params)};
+  // Errors show in launch_status, like those of a launch in brackets.
+  (void)cudaLaunchKernel(variant.kernel, dim3(blocks), dim3(static_cast<unsigned>(variant.threads)),
+                         arguments, variant.shared_bytes, stream);
+  if (plan.splits > 1) simt::launch_reduce<Types>(params, t.bm, t.bn, stream);
+  return launch_status("simt");
+}
+
+}  // namespace
+
+std::string unsupported_simt(const GemmProblem& p) {
+  const auto tiles = static_cast<int64_t>(simt::tiles_for(p).size());
+  if (simt::tile_option(p) <= tiles) return {};
+  return "tile " + std::to_string(simt::tile_option(p)) + " does not exist for " + dtype_name(p.a.dtype) +
+         " operands, which have tiles 1 to " + std::to_string(tiles);
+}
+
+std::vector<Candidate> candidates_simt(const GemmProblem& p, int sm_count) {
+  return simt::rank_tiles(p, sm_count);
+}
+
+size_t workspace_simt(const GemmProblem& p) { return simt::workspace_bytes(p); }
+
+Status prepare_simt(const GemmProblem& p, int device) {
+  if (p.output_empty()) return {};
+  int count = 0;
+  if (Status status = multiprocessors(device, &count); !status.ok()) return status;
+  int current = 0;
+  cudaError_t error = cudaGetDevice(&current);
+  if (error == cudaSuccess && current != device) error = cudaSetDevice(device);
+  // The buffers, and so their alignment, are not known yet: prepare what either would run.
+  for (const uintptr_t address : {uintptr_t{0}, uintptr_t{1}}) {
+    const void* data = reinterpret_cast<const void*>(address);
+    const Variant variant = find(p, simt::make_plan(p, data, data, count));
+    if (error == cudaSuccess) {
+      error = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(variant.shared_bytes));
+    }
+  }
+  if (current != device) (void)cudaSetDevice(current);
+  if (error == cudaSuccess) return {};
+  return {std::string("preparing kernel 'simt': ") + cudaGetErrorString(error)};
+}
+
+Status launch_simt(const GemmProblem& p, const GemmBuffers& b, const Executor& executor) {
+  if (p.output_empty()) return {};
+  int count = 0;
+  if (Status status = multiprocessors(executor.device, &count); !status.ok()) return status;
+  const Plan plan = simt::make_plan(p, b.a, b.b, count);
+  return dispatch_types(FloatTypes{}, p,
+                        [&](auto types) { return launch<decltype(types)>(p, b, plan, executor.stream); });
+}
+
+}  // namespace jaxgemm::cuda

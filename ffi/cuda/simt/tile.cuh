@@ -1,0 +1,45 @@
+// The shape of one simt kernel: block tile, warp tile, thread tile, stages and slices, all compile-time.
+//
+// A warp's 32 lanes form a kLanesM x kLanesN grid. A thread's rows come in groups of kVec neighbours (16
+// bytes, one LDS.128), the groups kLanesM * kVec apart, and its columns likewise, so a warp reads each
+// fragment as one contiguous run of shared memory and writes contiguous runs of D.
+#pragma once
+
+#include "../device/types.cuh"
+
+namespace jaxgemm::cuda::simt {
+
+// BM x BN outputs per block, BK of K per stage. WM x WN outputs per warp, LM x (32 / LM) lanes.
+// Slices: groups of warps that share the block's outputs and each take every stage's own part of K; their
+// sums meet in shared memory. They keep small tiles' threads as well fed with reuse as big tiles' are.
+// MinBlocks: how many blocks per multiprocessor the registers must allow.
+template <typename Acc_, int BM_, int BN_, int BK_, int WM_, int WN_, int LM_, int Stages_, int Slices_,
+          int MinBlocks_>
+struct Tile {
+  using Acc = Acc_;
+  static constexpr int BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_;
+  static constexpr int kStages = Stages_, kSlices = Slices_, kMinBlocks = MinBlocks_;
+  static constexpr int kVec = 16 / sizeof(Acc);
+  static constexpr int kLanesM = LM_, kLanesN = 32 / LM_;
+  static constexpr int TM = WM / kLanesM, TN = WN / kLanesN;
+  static constexpr int kWarpsM = BM / WM, kWarpsN = BN / WN;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN * kSlices;
+  static constexpr int kSliceK = BK / kSlices;
+
+  // One vector of padding makes the transposing copies' writes (8 of k by 4 rows a warp) and the
+  // accumulators' 128-bit writes free of bank conflicts, and keeps rows 16-byte aligned.
+  static constexpr int kPitchA = BM + kVec, kPitchB = BN + kVec, kPitchD = BN + kVec;
+  static constexpr int kStageA = BK * kPitchA, kStageB = BK * kPitchB;
+  static constexpr int kSliceD = BM * kPitchD;
+
+  static constexpr size_t kPipelineBytes = sizeof(Acc) * kStages * (kStageA + kStageB);
+  static constexpr size_t kEpilogueBytes = sizeof(Acc) * kSlices * kSliceD;
+  static constexpr size_t kSharedBytes = kPipelineBytes > kEpilogueBytes ? kPipelineBytes : kEpilogueBytes;
+
+  static_assert(TM % kVec == 0 && TN % kVec == 0 && BM % WM == 0 && BN % WN == 0);
+  static_assert(BK % kSlices == 0 && kSliceK >= 2 && kSliceK % 2 == 0,
+                "fragments alternate between two buffers");
+  static_assert(kStages >= 2);
+};
+
+}  // namespace jaxgemm::cuda::simt

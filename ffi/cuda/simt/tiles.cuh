@@ -1,0 +1,63 @@
+// Which tiles exist for which accumulator. The kernel option "tile" counts through a list from 1; 0 leaves
+// the choice to the cost model in plan.cu.
+//
+// Wide tiles read the least per FMA and narrow ones waste the least on ragged or small outputs, so there is a
+// ladder of sizes, and flat and tall shapes for outputs with one short side. 8 x 8 outputs per thread
+// wherever the tile has room: fewer make shared memory the limit. Small tiles share their outputs among
+// slices, which gives the schedulers enough warps when there are few blocks. Twelve warps of about 160
+// registers per multiprocessor hide more latency than eight of 240 (16 x 8 outputs): measured faster on
+// Hopper.
+#pragma once
+
+#include <array>
+
+#include "tile.cuh"
+
+namespace jaxgemm::cuda::simt {
+
+//                        block tile     K    warp tile  lanes stages slices blocks
+using F32Large = TypeList<Tile<float, 128, 128, 16, 32, 64, 4, 3, 1, 1>,   // 256 threads
+                          Tile<float, 64, 128, 16, 32, 64, 4, 3, 1, 3>,    // 128
+                          Tile<float, 128, 64, 16, 32, 64, 4, 3, 1, 3>,    // 128
+                          Tile<float, 64, 64, 16, 32, 64, 4, 4, 1, 6>,     // 64
+                          Tile<float, 64, 64, 16, 32, 32, 4, 3, 1, 4>>;    // 128, 8 x 4 outputs each
+using F32Small = TypeList<Tile<float, 64, 64, 32, 32, 64, 4, 3, 4, 1>,     // 256
+                          Tile<float, 32, 128, 16, 32, 64, 4, 4, 2, 3>,    // 128
+                          Tile<float, 128, 32, 16, 64, 32, 8, 4, 2, 3>,    // 128
+                          Tile<float, 32, 64, 32, 32, 64, 4, 3, 4, 3>,     // 128
+                          Tile<float, 32, 32, 16, 32, 32, 4, 3, 2, 10>,    // 64
+                          Tile<float, 16, 128, 32, 16, 128, 4, 4, 4, 2>,   // 128
+                          Tile<float, 128, 16, 32, 128, 16, 8, 4, 4, 2>>;  // 128
+using F64 = TypeList<Tile<double, 64, 64, 16, 32, 32, 4, 3, 1, 3>,         // 128
+                     Tile<double, 32, 32, 16, 32, 32, 4, 3, 2, 4>>;        // 64
+// 16-bit operands: converted on the way into shared memory.
+using Half = TypeList<Tile<float, 128, 128, 16, 32, 64, 4, 2, 1, 1>,  // 256
+                      Tile<float, 64, 64, 32, 32, 64, 4, 2, 4, 1>>;   // 256
+
+// What the cost model needs to know about a tile.
+struct TileInfo {
+  int bm, bn, bk, tm, tn, threads, slices, stages, vec;
+  int blocks_per_sm;
+  size_t shared_bytes;
+};
+
+template <typename T>
+constexpr TileInfo tile_info() {
+  return {T::BM,      T::BN,      T::BK,   T::TM,         T::TN,          T::kThreads,
+          T::kSlices, T::kStages, T::kVec, T::kMinBlocks, T::kSharedBytes};
+}
+
+template <typename... A, typename... B>
+constexpr auto tile_infos(TypeList<A...>, TypeList<B...>) {
+  return std::array<TileInfo, sizeof...(A) + sizeof...(B)>{tile_info<A>()..., tile_info<B>()...};
+}
+template <typename... A>
+constexpr int tile_count(TypeList<A...>) {
+  return sizeof...(A);
+}
+
+inline constexpr auto kF32Tiles = tile_infos(F32Large{}, F32Small{});
+inline constexpr auto kF64Tiles = tile_infos(F64{}, TypeList<>{});
+inline constexpr auto kHalfTiles = tile_infos(Half{}, TypeList<>{});
+
+}  // namespace jaxgemm::cuda::simt

@@ -1,0 +1,51 @@
+// From a tile's index and the copy modes to a kernel. Each source file that includes this instantiates the
+// kernels of one list of tiles, so that they compile side by side.
+#pragma once
+
+#include "kernel.cuh"
+#include "tiles.cuh"
+
+namespace jaxgemm::cuda::simt {
+
+// A kernel with its launch shape. Its only parameter is a Params of the types it was found for.
+struct Variant {
+  const void* kernel = nullptr;
+  int threads = 0;
+  size_t shared_bytes = 0;
+};
+
+template <typename Types, typename Tile>
+Variant find_loads(Load a, Load b) {
+  const void* kernel = nullptr;
+  if constexpr (sizeof(typename Types::A) < 4) {
+    kernel = reinterpret_cast<const void*>(simt_gemm<Types, Tile, Load::kConvert, Load::kConvert>);
+  } else {
+    const auto try_one = [&]<Load A, Load B>() {
+      if (a == A && b == B) kernel = reinterpret_cast<const void*>(simt_gemm<Types, Tile, A, B>);
+    };
+    try_one.template operator()<Load::kTranspose, Load::kRows16>();
+    try_one.template operator()<Load::kTranspose, Load::kRows>();
+    try_one.template operator()<Load::kTranspose, Load::kTranspose>();
+    try_one.template operator()<Load::kRows16, Load::kRows16>();
+    try_one.template operator()<Load::kRows, Load::kRows>();
+    try_one.template operator()<Load::kRows16, Load::kTranspose>();
+    try_one.template operator()<Load::kRows, Load::kTranspose>();
+  }
+  return {kernel, Tile::kThreads, Tile::kSharedBytes};
+}
+
+template <typename Types, typename... Tiles>
+Variant find_variant(TypeList<Tiles...>, int tile, Load a, Load b) {
+  Variant found;
+  int i = 0;
+  ((i++ == tile ? (found = find_loads<Types, Tiles>(a, b), true) : false) || ...);
+  return found;
+}
+
+using F32 = Types<DType::kF32, DType::kF32, DType::kF32, DType::kF32>;
+Variant find_f32_large(int tile, Load a, Load b);
+Variant find_f32_small(int tile, Load a, Load b);
+Variant find_f64(int tile, Load a, Load b);
+Variant find_half(DType operands, DType d, int tile);
+
+}  // namespace jaxgemm::cuda::simt

@@ -1,0 +1,22 @@
+// From run-time choices to a compiled kernel. One source file for each pair of majors and type, so that they
+// compile side by side.
+#pragma once
+
+#include <type_traits>
+
+#include "engine.cuh"
+
+namespace jaxgemm::cuda::sm80 {
+
+struct Launch {
+  bool prepare = false;  // make the kernels of this type and majors known to the device instead
+  bool wide = true;
+  int tile = 0;  // of kTiles, if wide
+  unsigned blocks = 0;
+  CUstream_st* stream = nullptr;
+};
+
+template <typename In, Major kMajorA, Major kMajorB>
+Status launch_tiles(const Params& params, const Launch& launch);
+
+}  // namespace jaxgemm::cuda::sm80

@@ -1,0 +1,50 @@
+// What one problem becomes: a tile shape, a split of K and operands to repack. A pure function of the
+// problem, so that the workspace asked for while tracing and the launch agree, and the result's bits do not
+// depend on the device.
+#pragma once
+
+#include "../../kernel.h"
+#include "configs.h"
+
+namespace jaxgemm::cuda::sm80 {
+
+// The model's machine. Chips differ in number and speed of multiprocessors; what matters for the choice is
+// the ratio of work to fixed costs, which differs less.
+constexpr int kModelSms = 132;
+
+// One operand as rows of `inner` contiguous elements, `outer` of them in each product.
+struct PlannedOperand {
+  int64_t inner = 0, outer = 0, ld = 0;
+  int64_t batch_stride[2] = {0, 0};
+  int width = 1;  // elements (8, 2 or 1) of the widest access that every row, as given, is aligned to
+  bool repack =
+      false;  // rows are copied to ones that 16-byte copies can address; ld and strides are the copy's
+  size_t workspace_offset = 0;  // of the copy
+};
+
+struct Plan {
+  int tile = 0;      // of kTiles
+  bool wide = true;  // otherwise kNarrowTile
+  // The last tiles may be split along K: all of them when there are few, those of an incomplete round
+  // otherwise.
+  int splits = 1;
+  int64_t split_tiles = 0;
+  PlannedOperand a, b;
+  size_t partial_offset = 0;  // of the split tiles' partial results, fp32
+  size_t workspace = 0;
+
+  const TileConfig& tile_config() const { return wide ? kTiles[tile] : kNarrowTile; }
+};
+
+// Bases are assumed to be aligned to 16 bytes. If a launch finds another, it takes narrow copies and splits
+// nothing.
+Plan make_plan(const GemmProblem& problem);
+
+// Modelled microseconds of the product alone.
+double modelled_time(const GemmProblem& problem, const Plan& plan);
+// Blocks of a shape that the model's machine runs together.
+int64_t modelled_slots(const Plan& plan);
+
+int64_t tile_count(const GemmProblem& problem, const TileConfig& tile);
+
+}  // namespace jaxgemm::cuda::sm80

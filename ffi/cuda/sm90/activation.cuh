@@ -1,0 +1,51 @@
+// Activations of a register array. The common ones in a form that is two special-function instructions, exact
+// to a few units in fp32's last place; the others through the shared definitions, in a loop that exists once.
+#pragma once
+
+#include "../device/epilogue.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+// 1 / (1 + exp(-x)). Infinities come out right: exp overflows to infinity, whose reciprocal is 0.
+__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+
+template <int kCount>
+__device__ __forceinline__ void activate_all(Activation activation, float (&x)[kCount]) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = x[i] < 0.f ? 0.f : x[i];
+      return;
+    case Activation::kGelu:
+      // (1 + tanh(u)) / 2 is sigmoid(2 u).
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        x[i] *= fast_sigmoid(x[i] * (1.5957691216057308f + 0.07135481282553499f * x[i] * x[i]));
+      }
+      return;
+    case Activation::kSilu:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] *= fast_sigmoid(x[i]);
+      return;
+    case Activation::kSigmoid:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = fast_sigmoid(x[i]);
+      return;
+    default:
+      // Long functions: four at a time, the array rotated past them, so that it stays in registers.
+#pragma unroll 1
+      for (int step = 0; step < kCount; step += 4) {
+        float y[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[i] = activate(activation, x[i]);
+#pragma unroll
+        for (int i = 0; i + 4 < kCount; ++i) x[i] = x[i + 4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[kCount - 4 + i] = y[i];
+      }
+  }
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,66 @@
+// The tile configurations that the Hopper engine is compiled for, in one table: the launcher dispatches over
+// it and the cost model chooses from it. Host code only.
+#pragma once
+
+#include <cstdint>
+
+#include "../../problem.h"
+
+namespace jaxgemm::cuda::sm90 {
+
+// Cooperative: all consumer warpgroups share one tile, cut along its rows; long K. Ping-pong: each of two
+// owns a whole tile, so that one's epilogue runs under the other's main loop; short K and heavy epilogues.
+enum class Schedule : uint8_t { kCooperative = 1, kPingPong = 2 };
+
+struct TileConfig {
+  int tile_m, tile_n;  // of the engine's rows and columns; the problem's n and m when operands are swapped
+  int consumers;       // warpgroups that multiply; one more loads
+  Schedule schedule;
+
+  // Rows of one warpgroup's accumulators, a multiple of the instruction's 64.
+  constexpr int group_rows() const { return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers; }
+  // Columns that a warp finishes at a time: the widest of 64, 32, 16 that divides the tile, so that no copy
+  // reaches beyond it. With three consumers there are registers for 32 only.
+  constexpr int strip_columns() const {
+    return tile_n % 64 == 0 && consumers < 3 ? 64 : tile_n % 32 == 0 ? 32 : 16;
+  }
+};
+
+constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
+
+// Accumulators take tile area / (128 * consumers) registers of a thread (twice that in ping-pong): 128 leave
+// room for the epilogue, 160 is the most that does not spill.
+constexpr TileConfig kTiles[] = {
+    {128, 256, 2, Schedule::kCooperative},  // largest product per byte loaded
+    {256, 128, 2, Schedule::kCooperative}, {192, 192, 3, Schedule::kCooperative},
+    {128, 192, 2, Schedule::kCooperative}, {128, 160, 2, Schedule::kPingPong},
+    {128, 128, 2, Schedule::kPingPong},    {128, 96, 2, Schedule::kPingPong},
+    {128, 64, 2, Schedule::kPingPong},     {64, 256, 2, Schedule::kPingPong},
+    {64, 128, 2, Schedule::kPingPong},     {64, 64, 2, Schedule::kPingPong},
+    {64, 32, 2, Schedule::kPingPong},      {64, 16, 2, Schedule::kPingPong},
+};
+constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+// Rows of an MN-major operand that are copied together, and laid out as one block. The wider block makes the
+// better copies; the narrower one spares tiles that are not a multiple of it from loading what they do not
+// use.
+constexpr int rows_block(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
+
+// How one launch runs. `tile` indexes kTiles.
+struct Config {
+  int tile = 0;
+  int cluster_m = 1, cluster_n = 1;  // blocks that share loads, along the engine's rows and columns
+  int split_k = 1;                   // pieces of K whose partial results meet in memory
+  bool swap = false;                 // compute the transpose: op(B)'s columns ride the engine's rows
+  int group = 8;                     // clusters of tile rows that are walked together, for L2
+};
+
+// The values of the row's options, in their order. Zero leaves the choice to the model.
+enum Option { kTileM, kTileN, kSchedule, kClusterM, kClusterN, kSplitK, kSwap, kGroup, kOptionCount };
+
+// The configuration for a problem: a pure function of its arguments. Options that the problem's config fixes
+// are kept; among what is left the cheapest by the model in choose.cc wins. `found` is false when nothing
+// matches.
+Config choose(const GemmProblem& problem, int sm_count, bool* found);
+
+}  // namespace jaxgemm::cuda::sm90

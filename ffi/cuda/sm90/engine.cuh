@@ -1,0 +1,116 @@
+// The constants of one instantiation of the engine, and the parameters of one launch.
+#pragma once
+
+#include "../device/tma.cuh"
+#include "../device/types.cuh"
+#include "../device/wgmma.cuh"
+#include "configs.h"
+#include "schedule.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+constexpr int kSharedLimit = 227 * 1024;
+
+// Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
+// orientation.
+struct Output {
+  void* d;
+  const void* c;
+  const void* bias;
+  int64_t rows, cols;
+  int64_t pitch;         // elements from row to row
+  int64_t batch_stride;  // elements from product to product
+  int64_t split_stride;  // elements from one split's partial result to the next one's
+  float alpha, beta;
+  Activation activation;
+  bool swap;   // the engine's rows are D's columns
+  bool plain;  // alpha is the whole epilogue
+  bool f32;    // D is fp32 (partial results are), and otherwise has the operands' type
+  bool copy;   // D is written by the copy engine
+  bool pairs;  // neighbouring columns from an even one on are aligned, and never only half inside
+};
+
+// An operand's coordinates in a batch. A broadcast operand has extent 1 there, so its coordinate stays 0.
+struct BatchMap {
+  Divisor inner;         // batch = outer * inner + rest
+  int x_outer, x_inner;  // 0 or 1
+  int y_outer, y_inner;
+};
+
+struct Params {
+  CUtensorMap x, y, d;
+  TileSchedule schedule;
+  Output out;
+  BatchMap batch;
+  uint64_t x_policy, y_policy;
+};
+
+// x is the operand whose rows are the engine's rows, y the other one.
+template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
+struct Engine {
+  using In = In_;
+  static constexpr TileConfig kTile = kConfig;
+  static constexpr Major kX = kMajorX, kY = kMajorY;
+  static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
+  static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
+  static constexpr int kConsumers = kConfig.consumers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kGroupRows = kConfig.group_rows();
+  static constexpr int kBlocksM = kGroupRows / 64;
+  static constexpr int kAccumulators = kTileN / 2;  // of one thread, for each 64 rows
+  static_assert(kGroupRows % 64 == 0 && kTileN % 16 == 0 && kTileN <= 256);
+  static_assert(!kPingPong || kConsumers == 2);
+
+  // Registers a thread: what launch bounds give each is pooled and dealt again by role.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+
+  // An MN-major operand comes in whole blocks.
+  static constexpr int kBlockX = rows_block(kTileM), kBlockY = rows_block(kTileN);
+  static_assert(kBlockX == 64);
+  static constexpr int kLinesX = kTileM;
+  static constexpr int kLinesY = kMajorY == Major::kMN ? (kTileN + kBlockY - 1) / kBlockY * kBlockY : kTileN;
+  static constexpr int kBytesX = kLinesX * 128, kBytesY = kLinesY * 128;
+  static constexpr int kStageBytes = kBytesX + kBytesY;
+
+  // Each consumer warp stages its results in its own part of shared memory, so that warps need not wait for
+  // each other.
+  static constexpr int kStagingBytes = 4096;
+  static constexpr int kStagingTotal = kConsumers * 4 * kStagingBytes;
+  static constexpr int kBarrierBytes = 256;
+  static constexpr int kAlignment = 1024;  // the swizzle pattern's period
+  static constexpr int kFit = (kSharedLimit - kAlignment - kBarrierBytes - kStagingTotal) / kStageBytes;
+  static constexpr int kStages = kFit < 16 ? kFit : 16;
+  static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kStagingTotal + kBarrierBytes;
+  static_assert(kStages >= 3);
+};
+
+// The accumulators of one warpgroup.
+template <typename E>
+struct Accumulators {
+  float value[E::kBlocksM][E::kAccumulators];
+
+  __device__ void zero() {
+#pragma unroll
+    for (int i = 0; i < E::kBlocksM; ++i)
+#pragma unroll
+      for (int j = 0; j < E::kAccumulators; ++j) value[i][j] = 0.f;
+  }
+};
+
+// The parts of a block's shared memory, as shared-window addresses.
+template <typename E>
+struct SharedLayout {
+  uint32_t x, y, staging, full, empty;
+
+  __device__ explicit SharedLayout(const void* dynamic) {
+    const uint32_t base = (shared_address(dynamic) + E::kAlignment - 1) / E::kAlignment * E::kAlignment;
+    x = base;
+    y = x + E::kStages * E::kBytesX;
+    staging = y + E::kStages * E::kBytesY;
+    full = staging + E::kStagingTotal;
+    empty = full + 8 * E::kStages;
+  }
+};
+
+}  // namespace jaxgemm::cuda::sm90

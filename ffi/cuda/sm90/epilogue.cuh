@@ -1,0 +1,331 @@
+// From accumulators to D, one warp at a time.
+//
+// Values are finished where they are, in registers, in strips of 16 rows x kCols. Few warps run, so what
+// counts is the number of instructions and how many are independent: a strip's 8 to 32 values a lane go
+// through every step together. One loop over the strips holds the only copy of all this code; a strip's
+// registers are moved to the loop's, since registers cannot be indexed.
+//
+// Aligned 16-bit results go through shared memory to the copy engine, which clips ragged edges. Unaligned
+// ones go through shared memory too, to be written along D's rows. fp32 goes straight to memory: 4 lanes fill
+// a sector.
+#pragma once
+
+#include "../device/shift.cuh"
+#include "activation.cuh"
+#include "engine.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+template <typename In>
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+  if constexpr (std::is_same_v<In, __half>) {
+    const __half2 x = __floats2half2_rn(lo, hi);
+    return reinterpret_cast<const uint32_t&>(x);
+  } else {
+    const __nv_bfloat162 x = __floats2bfloat162_rn(lo, hi);
+    return reinterpret_cast<const uint32_t&>(x);
+  }
+}
+
+// Where a strip lies, in the engine's rows and columns.
+struct Strip {
+  int64_t row, col;
+  int split, batch;
+};
+
+template <typename E>
+class EpilogueWarp {
+  using In = typename E::In;
+  static constexpr int kCols = E::kTile.strip_columns();
+  static constexpr int kStrips = E::kTileN / kCols;  // side by side in a tile
+  static constexpr int kValues = kCols / 2;          // of a lane in a strip, in the order of the accumulators
+  static constexpr int kBufferBytes = 2048;
+  static constexpr int kBuffers = E::kStagingBytes / kBufferBytes;
+  static_assert(16 * kCols * 2 <= kBufferBytes);
+
+ public:
+  __device__ EpilogueWarp(const Params& params, uint32_t staging)
+      : p_(params), out_(params.out), staging_(staging), lane_(static_cast<int>(threadIdx.x % 32)) {}
+
+  // What the first strip needs from memory, to be called before the main loop.
+  __device__ __forceinline__ void prefetch(const Strip& first) { load_bias(first); }
+
+  __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
+    if (out_.plain && out_.copy)
+      store_plain(acc, first);
+    else
+      store_general(acc, first);
+  }
+
+  // Buffers must outlive the copies that read them.
+  __device__ void drain() const {
+    if (lane_ == 0) tma_store_wait_read<0>();
+  }
+
+ private:
+  __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
+    return {first.row + i / kStrips * 64, first.col + i % kStrips * kCols, first.split, first.batch};
+  }
+  __device__ __forceinline__ bool outside(const Strip& s) const {
+    return s.row >= (out_.swap ? out_.cols : out_.rows) || s.col >= (out_.swap ? out_.rows : out_.cols);
+  }
+
+  // The usual case is little code: a copy for every strip spares it the moves.
+  __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
+#pragma unroll
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      const Strip strip = strip_at(first, i);
+      if (outside(strip)) continue;
+      float x[kValues];
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[i / kStrips][i % kStrips * kValues + e];
+      store_copy(x, strip);
+    }
+  }
+
+  __device__ __forceinline__ void store_general(const Accumulators<E>& acc, const Strip& first) {
+#pragma unroll 1
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      const Strip strip = strip_at(first, i);
+      float x[kValues];
+      take(acc, i, x);
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) x[e] *= out_.alpha;
+      if (!out_.plain) {
+        const float bias[2] = {bias_[0], bias_[1]};
+        if (i + 1 < E::kBlocksM * kStrips) load_bias(strip_at(first, i + 1));
+        if (!outside(strip)) finish(x, bias, strip);
+      }
+      if (outside(strip)) continue;
+      if (out_.f32)
+        store_direct<float>(x, strip);
+      else if (out_.copy)
+        store_copy(x, strip);
+      else if (out_.swap)
+        store_direct<In>(x, strip);
+      else
+        store_rows(x, strip);
+    }
+  }
+
+  static __device__ __forceinline__ void take(const Accumulators<E>& acc, int strip, float (&x)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      if (i != strip) continue;
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) x[e] = acc.value[i / kStrips][i % kStrips * kValues + e];
+    }
+  }
+
+  // Within the strip this lane's value e is in row_of(e), col_of(e); rows_left and cols_left of the strip
+  // exist.
+  __device__ __forceinline__ int row_of(int e) const { return lane_ / 4 + e / 2 % 2 * 8; }
+  __device__ __forceinline__ int col_of(int e) const { return e / 4 * 8 + lane_ % 4 * 2 + e % 2; }
+  __device__ __forceinline__ int rows_left(const Strip& s) const {
+    return static_cast<int>(min((out_.swap ? out_.cols : out_.rows) - s.row, int64_t(16)));
+  }
+  __device__ __forceinline__ int cols_left(const Strip& s) const {
+    return static_cast<int>(min((out_.swap ? out_.rows : out_.cols) - s.col, int64_t(kCols)));
+  }
+  // Calls f(e, index) for this lane's values in order, and only for those that exist, with their place in D.
+  // Values two apart are 8 of the engine's rows apart. The place is carried along rather than computed for
+  // each value, which would take more registers than there are.
+  template <typename F>
+  __device__ __forceinline__ void for_each(const Strip& s, F&& f) const {
+    const int64_t row_step = out_.swap ? 1 : out_.pitch, col_step = out_.swap ? out_.pitch : 1;
+    const int rows = rows_left(s), cols = cols_left(s);
+    int64_t index = s.batch * out_.batch_stride + s.split * out_.split_stride +
+                    (s.row + row_of(0)) * row_step + (s.col + col_of(0)) * col_step;
+#pragma unroll
+    for (int e = 0; e < kValues; e += 4) {
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+        if (row_of(half) >= rows) continue;
+        const int64_t at = index + 4 * half * row_step;
+        if (col_of(e) < cols) f(e + half, at);
+        if (col_of(e + 1) < cols) f(e + half + 1, at + col_step);
+      }
+      index += 8 * col_step;
+    }
+  }
+  // Loads of C stay behind this, or the compiler would have them all in flight and run out of registers.
+  static __device__ __forceinline__ void pause(int e) {
+    if (e % 8 == 7) asm volatile("" ::: "memory");
+  }
+
+  __device__ __forceinline__ void finish(float (&x)[kValues], const float (&bias)[2], const Strip& s) const {
+    if (out_.c) {
+      if (out_.f32)
+        add_c<float>(x, s);
+      else
+        add_c<In>(x, s);
+    }
+    if (out_.bias) add_bias(x, bias);
+    activate_all(out_.activation, x);
+  }
+
+  // A strip's bias lies across the warp, two columns a lane (one of the engine's rows a lane when swapped),
+  // so that it takes two registers and can be asked for a strip ahead.
+  __device__ __forceinline__ void load_bias(const Strip& s) {
+    if (!out_.bias) return;
+    const int64_t first = out_.swap ? s.row + lane_ % 16 : s.col + 2 * lane_;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      bias_[i] = 0.f;
+      if (first + i >= out_.cols) continue;
+      bias_[i] = out_.f32 ? static_cast<const float*>(out_.bias)[first + i]
+                          : convert<float>(static_cast<const In*>(out_.bias)[first + i]);
+    }
+  }
+  __device__ __forceinline__ void add_bias(float (&x)[kValues], const float (&bias)[2]) const {
+    if (out_.swap) {
+      const float upper = __shfl_sync(0xffffffffu, bias[0], lane_ / 4);
+      const float lower = __shfl_sync(0xffffffffu, bias[0], lane_ / 4 + 8);
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) x[e] += e / 2 % 2 ? lower : upper;
+    } else {
+#pragma unroll
+      for (int e = 0; e < kValues; e += 4) {
+        const float even = __shfl_sync(0xffffffffu, bias[0], e + lane_ % 4);
+        const float odd = __shfl_sync(0xffffffffu, bias[1], e + lane_ % 4);
+        x[e] += even;
+        x[e + 1] += odd;
+        x[e + 2] += even;
+        x[e + 3] += odd;
+      }
+    }
+  }
+
+  template <typename D>
+  __device__ __forceinline__ void add_c(float (&x)[kValues], const Strip& s) const {
+    const D* const c = static_cast<const D*>(out_.c);
+    if (out_.pairs && !out_.swap) {
+      for_each(s, [&](int e, int64_t index) {
+        if (e % 2) return;
+        const auto pair = *reinterpret_cast<const Pair<D>*>(c + index);
+        x[e] += out_.beta * convert<float>(pair.a);
+        x[e + 1] += out_.beta * convert<float>(pair.b);
+        if (sizeof(D) > 2) pause(2 * e + 1);
+      });
+      return;
+    }
+    for_each(s, [&](int e, int64_t index) {
+      x[e] += out_.beta * convert<float>(c[index]);
+      pause(e);
+    });
+  }
+
+  // 16-bit values into a buffer: lines of kCols columns, or of 16 rows when `transposed`. The 16-byte units
+  // of a line are XORed with bits 7 and up of the byte offset, as many as a line has units: the copy engine's
+  // swizzle.
+  __device__ __forceinline__ void fill(uint32_t buffer, const float (&x)[kValues], bool transposed) const {
+    const int matrix = lane_ / 8, line = lane_ % 8;
+#pragma unroll
+    for (int j = 0; j < kCols; j += 16) {
+      uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) r[i] = pack<In>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
+      // Matrix i of the four: rows 8 (i % 2), columns 8 (i / 2).
+      if (transposed) {
+        const uint32_t byte = (j + matrix / 2 * 8 + line) * 32 + matrix % 2 * 16;
+        store_matrix_x4_transposed(buffer + (byte ^ (byte >> 7 & 1) << 4), r);
+      } else {
+        store_matrix_x4(buffer + swizzled(matrix % 2 * 8 + line, (j + matrix / 2 * 8) * 2), r);
+      }
+    }
+  }
+  static __device__ __forceinline__ uint32_t swizzled(int row, int byte_in_row) {
+    const uint32_t byte = row * (2 * kCols) + byte_in_row;
+    return byte ^ (byte >> 7 & (kCols / 8 - 1)) << 4;
+  }
+
+  __device__ __forceinline__ void store_copy(const float (&x)[kValues], const Strip& s) {
+    const uint32_t buffer = staging_ + buffer_ * kBufferBytes;
+    buffer_ = (buffer_ + 1) % kBuffers;
+    if (lane_ == 0) tma_store_wait_read<kBuffers - 1>();
+    __syncwarp();
+    fill(buffer, x, out_.swap);
+    fence_shared_to_async();
+    __syncwarp();
+    if (lane_ == 0) {
+      const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
+      tma_store(&p_.d, buffer, out_.swap ? row : col, out_.swap ? col : row, s.batch);
+      tma_store_commit();
+    }
+  }
+
+  // Rows of 16-bit elements that begin anywhere. Between its first and its last aligned 16 bytes a row is
+  // written in vectors, each shifted together from two of the buffer's; the 8 elements outside of them (or
+  // none) one by one.
+  __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s) const {
+    constexpr int kLanes = kCols / 8, kRows = 32 / kLanes;
+    __syncwarp();
+    fill(staging_, x, false);
+    __syncwarp();
+    const int first = lane_ / kLanes, unit = lane_ % kLanes;
+    const int rows = rows_left(s), cols = cols_left(s);
+    const int64_t start = s.batch * out_.batch_stride + (s.row + first) * out_.pitch + s.col;
+    uint16_t* const d = static_cast<uint16_t*>(out_.d);
+    const int64_t phase = reinterpret_cast<uintptr_t>(d) / 2;
+#pragma unroll(kRows < 16 ? 2 : 1)
+    for (int i = 0; i < 16; i += kRows) {
+      const int r = first + i;
+      if (r >= rows) continue;
+      uint16_t* const to = d + start + i * out_.pitch;
+      const int head =
+          static_cast<int>(-(phase + start + i * out_.pitch) & 7);  // elements before the first vector
+      const int c = 8 * unit + head;
+      const uint4 lo = read_unit(r, unit), hi = read_unit(r, unit + 1 < kLanes ? unit + 1 : unit);
+      if (c + 8 <= cols) *reinterpret_cast<uint4*>(to + c) = shift_vector(lo, hi, 2 * head);
+      if (cols < kCols) {
+        // The product's edge: what is left of the vector that it cuts, and the head.
+        for (int e = c; e < cols && e < c + 8 && c + 8 > cols; ++e) to[e] = read_element(r, e);
+        for (int e = unit; e < head && e < cols; e += kLanes) to[e] = read_element(r, e);
+      } else if (head) {
+#pragma unroll
+        for (int j = unit; j < 8; j += kLanes) {
+          const int e = j < head ? j : kCols - 8 + j;
+          to[e] = read_element(r, e);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ uint4 read_unit(int row, int unit) const {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(staging_ + swizzled(row, 16 * unit)));
+    return v;
+  }
+  __device__ __forceinline__ uint16_t read_element(int row, int col) const {
+    uint16_t v;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(staging_ + swizzled(row, 2 * col)));
+    return v;
+  }
+
+  template <typename D>
+  __device__ __forceinline__ void store_direct(const float (&x)[kValues], const Strip& s) const {
+    D* const d = static_cast<D*>(out_.d);
+    if (out_.pairs && !out_.swap) {
+      for_each(s, [&](int e, int64_t index) {
+        if (e % 2) return;
+        *reinterpret_cast<Pair<D>*>(d + index) = Pair<D>{convert<D>(x[e]), convert<D>(x[e + 1])};
+      });
+    } else {
+      for_each(s, [&](int e, int64_t index) { d[index] = convert<D>(x[e]); });
+    }
+  }
+  template <typename D>
+  struct alignas(2 * sizeof(D)) Pair {
+    D a, b;
+  };
+
+  const Params& p_;
+  const Output& out_;
+  uint32_t staging_;
+  int lane_;
+  int buffer_ = 0;
+  float bias_[2] = {0.f, 0.f};
+};
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,86 @@
+// The kernel: a persistent grid of blocks whose first warpgroup loads and whose other warpgroups multiply and
+// store.
+#pragma once
+
+#include "epilogue.cuh"
+#include "mainloop.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+// Consumer `group` of a block. Cooperative groups share every unit; ping-pong groups alternate, and a named
+// barrier for each hands the tensor cores over in turn, since two main loops at once would both finish late.
+template <typename E>
+__device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& shared,
+                                        const ClusterPlace& place, int group, int warp) {
+  EpilogueWarp<E> epilogue(p, shared.staging + warp * E::kStagingBytes);
+  RingPosition<E::kStages> ring;
+  Accumulators<E> acc;
+  const int row = E::kPingPong ? 0 : group * E::kGroupRows;
+  int turn = 0;
+  for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride, ++turn) {
+    const Unit unit = unit_at(p.schedule, place, index);
+    if constexpr (E::kPingPong) {
+      if (turn % 2 != group) {
+        ring.skip(unit.k_blocks);
+        continue;
+      }
+      if (turn > 0) named_barrier_sync(1 + group, 256);
+    }
+    const Strip strip{int64_t(unit.row) * E::kTileM + row + warp % 4 * 16, int64_t(unit.col) * E::kTileN,
+                      unit.split, unit.batch};
+    epilogue.prefetch(strip);
+    multiply<E>(acc, shared, place, ring, row, unit.k_blocks, [&] {
+      if constexpr (E::kPingPong) {
+        if (index + place.unit_stride < p.schedule.units) named_barrier_arrive(2 - group, 256);
+      }
+    });
+    epilogue.store(acc, strip);
+  }
+  epilogue.drain();
+}
+
+template <typename E>
+__global__ void __launch_bounds__(E::kThreads, 1) gemm_sm90(const __grid_constant__ Params p) {
+  extern __shared__ uint8_t dynamic_shared[];
+  const SharedLayout<E> shared(dynamic_shared);
+  const ClusterPlace place(p.schedule);
+  const int warp = uniform_warp();
+
+  if (warp == 0 && elect_one()) {
+    for (int i = 0; i < E::kStages; ++i) {
+      mbarrier_init(shared.full + 8 * i, 1);
+      mbarrier_init(shared.empty + 8 * i, (E::kPingPong ? 1 : E::kConsumers) * place.size);
+    }
+    mbarrier_init_fence();
+  } else if (warp == 1 && elect_one()) {
+    tma_prefetch_map(&p.x);
+    tma_prefetch_map(&p.y);
+    if (p.out.copy) tma_prefetch_map(&p.d);
+  }
+  // A peer's copies and arrivals may reach this block's barriers as soon as the peer runs.
+  if (place.size > 1)
+    cluster_meet();
+  else
+    __syncthreads();
+  // What follows in the stream may be launched as soon as blocks leave; it waits for this kernel's results
+  // itself.
+  release_next_kernel();
+  wait_for_previous_kernel();
+
+  if (warp < 4) {
+    give_registers<E::kProducerRegisters>();
+    if (warp == 0 && elect_one()) {
+      if (place.size > 1)
+        produce<E, true>(p, shared, place);
+      else
+        produce<E, false>(p, shared, place);
+    }
+  } else {
+    take_registers<E::kConsumerRegisters>();
+    consume<E>(p, shared, place, warp / 4 - 1, warp - 4);
+  }
+  // And until the peer is done with this block's shared memory.
+  if (place.size > 1) cluster_meet();
+}
+
+}  // namespace jaxgemm::cuda::sm90

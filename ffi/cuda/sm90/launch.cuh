@@ -1,0 +1,52 @@
+// From a configuration chosen at run time to an instantiation of the engine. Each file that includes this
+// instantiates one operand type and one pair of majors, so that they compile side by side.
+#pragma once
+
+#include <utility>
+
+#include "kernel.cuh"
+#include "launch.h"
+
+namespace jaxgemm::cuda::sm90 {
+
+template <typename E>
+Status launch_engine(const Params& params, const Launch& launch) {
+  if (launch.prepare) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(gemm_sm90<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, E::kSharedBytes);
+    if (error != cudaSuccess) return {std::string("preparing kernel 'sm90': ") + cudaGetErrorString(error)};
+    return {};
+  }
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (launch.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
+  }
+  if (launch.after_repack) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.blockDim = dim3(E::kThreads);
+  config.dynamicSmemBytes = E::kSharedBytes;
+  config.stream = launch.stream;
+  config.attrs = attributes;
+  config.numAttrs = static_cast<unsigned>(count);
+  cudaLaunchKernelEx(&config, gemm_sm90<E>, params);
+  return launch_status("sm90");
+}
+
+template <typename In, Major kX, Major kY>
+Status launch_tiles(const Params& params, const Launch& launch) {
+  Status status{"internal error: no such tile in kernel 'sm90'"};
+  [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
+    ((kTile == launch.tile ? (status = launch_engine<Engine<kTiles[kTile], kX, kY, In>>(params, launch), true)
+                           : false) ||
+     ...);
+  }(std::make_integer_sequence<int, kTileCount>{});
+  return status;
+}
+
+}  // namespace jaxgemm::cuda::sm90

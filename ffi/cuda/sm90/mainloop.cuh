@@ -1,0 +1,148 @@
+// The two sides of the ring of stages: one thread that issues copies, and warpgroups that multiply.
+#pragma once
+
+#include "../device/mbarrier.cuh"
+#include "engine.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+// Where one operand's tile comes from: the copy engine, straight into the swizzled stage. Blocks of a cluster
+// that need the same tile load a slice each and multicast it; kMulticast is false where no block has a peer,
+// which spares the loop that feeds everything a branch.
+template <Major kMajor, int kLines, int kBlock, bool kMulticast>
+class TmaOperand {
+ public:
+  // `peers` blocks, 1 or 2, share the tile; this one is number `slice` of them.
+  __device__ TmaOperand(const CUtensorMap& map, uint64_t policy, uint32_t shared, uint32_t peers,
+                        uint32_t slice, uint32_t peer_mask)
+      : map_(&map), policy_(policy), multicast_(peers > 1), mask_(static_cast<uint16_t>(peer_mask)) {
+    constexpr uint32_t kDivided =
+        kMajor == Major::kK ? kLines : kTileK;  // slices are lines, or stretches of k
+    skip_ = kMulticast && multicast_ ? static_cast<int>(slice * (kDivided / 2)) : 0;
+    shared_ = shared + skip_ * (kMajor == Major::kK ? 128 : 2 * kBlock);
+  }
+
+  __device__ void start(int line, int k, int batch0, int batch1) {
+    line_ = line + (kMajor == Major::kK ? skip_ : 0);
+    k_ = k + (kMajor == Major::kK ? 0 : skip_);
+    batch0_ = batch0;
+    batch1_ = batch1;
+  }
+
+  // The next tile along k.
+  __device__ void load(int stage, uint32_t barrier) {
+    const uint32_t destination = shared_ + stage * (kLines * 128);
+    if constexpr (kMajor == Major::kK) {
+      copy(destination, barrier, k_, line_);
+    } else {
+#pragma unroll
+      for (int block = 0; block < kLines / kBlock; ++block) {
+        copy(destination + block * (kBlock * 128), barrier, line_ + kBlock * block, k_);
+      }
+    }
+    k_ += kTileK;
+  }
+
+ private:
+  __device__ void copy(uint32_t destination, uint32_t barrier, int inner, int outer) const {
+    if (kMulticast && multicast_) {
+      tma_load_multicast(destination, map_, barrier, inner, outer, batch1_, batch0_, policy_, mask_);
+    } else {
+      tma_load(destination, map_, barrier, inner, outer, batch1_, batch0_, policy_);
+    }
+  }
+
+  const CUtensorMap* map_;
+  uint64_t policy_;
+  uint32_t shared_;
+  int skip_;
+  bool multicast_;
+  uint16_t mask_;
+  int line_ = 0, k_ = 0, batch0_ = 0, batch1_ = 0;
+};
+
+template <typename E, bool kMulticast>
+__device__ __forceinline__ void produce(const Params& p, const SharedLayout<E>& shared,
+                                        const ClusterPlace& place) {
+  // Blocks of a cluster that differ in row only share y; those that differ in column only share x.
+  const uint32_t m = p.schedule.cluster_m, n = p.schedule.cluster_n;
+  TmaOperand<E::kX, E::kLinesX, E::kBlockX, kMulticast> x(p.x, p.x_policy, shared.x, n, place.col,
+                                                          (n == 2 ? 1 | 1 << m : 1) << place.row);
+  TmaOperand<E::kY, E::kLinesY, E::kBlockY, kMulticast> y(p.y, p.y_policy, shared.y, m, place.row,
+                                                          (m == 2 ? 3 : 1) << place.col * m);
+
+  RingPosition<E::kStages> ring;
+  for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride) {
+    const Unit unit = unit_at(p.schedule, place, index);
+    const int batch0 = static_cast<int>(p.batch.inner(unit.batch));
+    const int batch1 = unit.batch - batch0 * static_cast<int>(p.batch.inner.divisor);
+    const int k = unit.k_begin * kTileK;
+    x.start(unit.row * E::kTileM, k, batch0 * p.batch.x_outer, batch1 * p.batch.x_inner);
+    y.start(unit.col * E::kTileN, k, batch0 * p.batch.y_outer, batch1 * p.batch.y_inner);
+    for (int block = 0; block < unit.k_blocks; ++block) {
+      const uint32_t full = shared.full + 8 * ring.stage;
+      mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
+      mbarrier_arrive_expect(full, E::kStageBytes);
+      x.load(ring.stage, full);
+      y.load(ring.stage, full);
+      ring.next();
+    }
+  }
+}
+
+// Tells the producers of all blocks that wrote this stage that a warpgroup has read it.
+template <typename E>
+__device__ __forceinline__ void release_stage(const SharedLayout<E>& shared, const ClusterPlace& place,
+                                              int stage) {
+  const uint32_t lane = threadIdx.x % 128;
+  const uint32_t empty = shared.empty + 8 * stage;
+  if (place.size == 1) {
+    if (lane == 0) mbarrier_arrive(empty);
+  } else if (lane < place.size) {
+    mbarrier_arrive_at(empty, lane);
+  }
+}
+
+// acc = x rows [row, row + kGroupRows) times y over k_blocks stages from the ring. One stage's products stay
+// in flight while the next are issued; a stage goes back once the products that follow it have been issued.
+// `issued` is called when the last product has been issued but not yet waited for.
+template <typename E, typename F>
+__device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
+                                         const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
+                                         int k_blocks, F&& issued) {
+  using X = OperandTile<E::kX>;
+  using Y = OperandTile<E::kY, E::kY == Major::kMN ? E::kBlockY : 64>;
+  using Mma = Wgmma<typename E::In, E::kTileN, E::kX, E::kY>;
+  const uint64_t x_base = X::descriptor(shared.x) + row / 64 * X::kRows64;
+  const uint64_t y_base = Y::descriptor(shared.y);
+  if (k_blocks == 0) acc.zero();
+
+  uint32_t accumulate = 0;
+  int last = 0;
+  for (int block = 0; block < k_blocks; ++block) {
+    mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
+    const uint64_t x = x_base + ring.stage * (E::kBytesX / 16);
+    const uint64_t y = y_base + ring.stage * (E::kBytesY / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kTileK / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < E::kBlocksM; ++i) {
+        Mma::mma(acc.value[i], x + i * X::kRows64 + step * X::kStepK16, y + step * Y::kStepK16, accumulate);
+      }
+      accumulate = 1;
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (block > 0) release_stage(shared, place, last);
+    last = ring.stage;
+    ring.next();
+  }
+  issued();
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < E::kBlocksM; ++i) wgmma_pin(acc.value[i]);
+  if (k_blocks > 0) release_stage(shared, place, last);
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,104 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <string_view>
+
+namespace jaxgemm::cuda::sm90 {
+namespace {
+
+constexpr int64_t kAlign = 8;  // elements of 16 bits in the copy engine's 16 bytes
+constexpr int64_t kLine = 64;  // and in a line of L2, which a tile's rows should not straddle
+
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+size_t take(size_t* total, size_t bytes) {
+  const size_t offset = *total;
+  *total += (bytes + 255) / 256 * 256;
+  return offset;
+}
+
+PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& p,
+                            size_t* workspace) {
+  PlannedOperand x;
+  x.rows = rows;
+  x.k = p.k;
+  x.ld = matrix.ld;
+  x.major = k_major ? Major::kK : Major::kMN;
+  bool aligned = x.outer() <= 1 || x.ld % kAlign == 0;
+  for (int i = 0; i < 2; ++i) {
+    x.batch_stride[i] = p.batch[i] > 1 ? matrix.batch_stride[i] : 0;
+    aligned = aligned && x.batch_stride[i] % kAlign == 0;
+  }
+  if (aligned || p.k == 0) return x;
+  x.repack = true;
+  x.ld = round_up(x.inner(), kLine);
+  const int64_t product = x.ld * x.outer();
+  // A broadcast batch level stays one: the copy has as many products as the operand has distinct ones.
+  const int64_t inner_count = x.batch_stride[1] ? p.batch[1] : 1;
+  const int64_t outer_count = x.batch_stride[0] ? p.batch[0] : 1;
+  if (x.batch_stride[1]) x.batch_stride[1] = product;
+  if (x.batch_stride[0]) x.batch_stride[0] = product * inner_count;
+  x.workspace_offset = take(workspace, static_cast<size_t>(product * inner_count * outer_count) * 2);
+  return x;
+}
+
+// Everything that a plan depends on, as numbers.
+using Key = std::array<int64_t, 19 + kOptionCount>;
+
+Key key_of(const GemmProblem& p) {
+  const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
+  Key key = {p.m,
+             p.n,
+             p.k,
+             p.batch[0],
+             p.batch[1],
+             static_cast<int64_t>(p.a.dtype),
+             static_cast<int64_t>(p.d),
+             plain,
+             static_cast<int64_t>(p.config.size())};
+  size_t at = 9;
+  for (const Matrix* x : {&p.a, &p.b}) {
+    key[at++] = x->transposed;
+    key[at++] = x->ld;
+    key[at++] = x->batch_stride[0];
+    key[at++] = x->batch_stride[1];
+  }
+  std::copy_n(p.config.begin(), std::min<size_t>(p.config.size(), kOptionCount), key.begin() + at);
+  return key;
+}
+
+Plan compute_plan(const GemmProblem& p) {
+  Plan plan;
+  plan.config = choose(p, kModelSms, &plan.found);
+  if (!plan.found) return plan;
+  plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, &plan.workspace);
+  plan.b = plan_operand(p.b, p.n, p.b.transposed, p, &plan.workspace);
+  if (plan.config.split_k > 1) {
+    plan.partial_pitch = round_up(p.n, 4);
+    const int64_t elements = plan.partial_pitch * p.m * p.batch_count() * plan.config.split_k;
+    plan.partial_offset = take(&plan.workspace, static_cast<size_t>(elements) * 4);
+  }
+  return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const GemmProblem& p) {
+  // Weighing hundreds of configurations takes tens of microseconds, more than many products: keep recent
+  // plans.
+  struct Entry {
+    bool valid = false;
+    Key key;
+    Plan plan;
+  };
+  static thread_local std::array<Entry, 64> cache;
+  const Key key = key_of(p);
+  const std::string_view bytes(reinterpret_cast<const char*>(key.data()), sizeof(key));
+  Entry& entry = cache[std::hash<std::string_view>{}(bytes) % cache.size()];
+  if (!entry.valid || entry.key != key) entry = {true, key, compute_plan(p)};
+  return entry.plan;
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,44 @@
+// What one problem becomes: operands in the engine's orientation, a configuration, and where things lie in
+// the workspace. A pure function of the problem, so that the workspace asked for while tracing and the launch
+// agree.
+#pragma once
+
+#include <string>
+
+#include "../device/major.h"
+#include "configs.h"
+
+namespace jaxgemm::cuda::sm90 {
+
+// The model's machine. The grid follows the real one; results do not depend on either.
+constexpr int kModelSms = 132;
+
+// One operand seen as rows (of op(A), or columns of op(B)) times k.
+struct PlannedOperand {
+  int64_t rows = 0, k = 0, ld = 0;
+  Major major = Major::kK;
+  int64_t batch_stride[2] = {0, 0};
+  bool repack = false;          // rows that the copy engine cannot address are copied to a pitch that it can
+  size_t workspace_offset = 0;  // of the copy
+
+  int64_t inner() const { return major == Major::kK ? k : rows; }
+  int64_t outer() const { return major == Major::kK ? rows : k; }
+};
+
+struct Plan {
+  bool found = false;
+  Config config;
+  PlannedOperand a, b;
+  size_t partial_offset = 0;  // of the splits' partial results, fp32
+  int64_t partial_pitch = 0;
+  size_t workspace = 0;
+
+  const PlannedOperand& x() const { return config.swap ? b : a; }
+  const PlannedOperand& y() const { return config.swap ? a : b; }
+};
+
+// Whether the bases are aligned is known only at the launch. XLA aligns buffers to 256 bytes, so they are
+// assumed to be aligned to 16 and the launch refuses others.
+Plan make_plan(const GemmProblem& problem);
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,125 @@
+// A block owns a run of 4-column groups of D. Its threads form a table of groups x slices: each slice of
+// threads adds a stretch of consecutive splits, then the slices are added in order, so that the order of the
+// additions depends on the number of splits alone. With few splits there is one slice.
+#include "../device/ptx.cuh"
+#include "reduce.cuh"
+#include "schedule.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Partials {
+  const float* data;
+  int64_t pitch, split_stride;
+  uint32_t groups;  // of 4 columns, in all products
+  Divisor per_row;  // of them
+  int splits, slices, slice_shift;
+  bool plain, vectors;  // alpha is the whole epilogue; D's rows are made of whole aligned groups
+};
+
+template <typename D>
+struct alignas(4 * sizeof(D)) Four {
+  D v[4];
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilogue) {
+  __shared__ float4 sums[kThreads];
+  wait_for_previous_kernel();
+  const uint32_t groups = kThreads >> p.slice_shift;
+  const int slice = static_cast<int>(threadIdx.x / groups);
+  const uint32_t group = blockIdx.x * groups + threadIdx.x % groups;
+  const uint32_t line = p.per_row(group);
+  const int64_t row = line, col = (group - line * p.per_row.divisor) * 4;
+  const bool inside = group < p.groups;
+  const int each = (p.splits + p.slices - 1) >> p.slice_shift;
+  const int begin = slice * each, end = min(begin + each, p.splits);
+
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (inside) {
+    const float* from = p.data + row * p.pitch + col;
+#pragma unroll 8
+    for (int i = begin; i < end; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(from + i * p.split_stride);
+      sum.x += x.x;
+      sum.y += x.y;
+      sum.z += x.z;
+      sum.w += x.w;
+    }
+  }
+  if (p.slices > 1) {
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (slice > 0) return;
+#pragma unroll 4
+    for (int i = 1; i < p.slices; ++i) {
+      const float4 x = sums[i * groups + threadIdx.x];
+      sum.x += x.x;
+      sum.y += x.y;
+      sum.z += x.z;
+      sum.w += x.w;
+    }
+  }
+  if (!inside) return;
+  if (p.plain && p.vectors) {
+    // The usual case does not touch the code of the general one, which is long.
+    using D = typename T::D;
+    Four<D> y;
+    y.v[0] = convert<D>(epilogue.alpha * sum.x);
+    y.v[1] = convert<D>(epilogue.alpha * sum.y);
+    y.v[2] = convert<D>(epilogue.alpha * sum.z);
+    y.v[3] = convert<D>(epilogue.alpha * sum.w);
+    *reinterpret_cast<Four<D>*>(epilogue.d + row * epilogue.n + col) = y;
+    return;
+  }
+  const float out[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (col + i < epilogue.n) epilogue.store(0, row, col + i, out[i]);
+  }
+}
+
+}  // namespace
+
+Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, const float* partial,
+                     int64_t pitch, int splits, CUstream_st* stream) {
+  using ReduceTypes = TypeList<Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>,
+                               Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
+                               Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
+                               Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
+  return dispatch_types(ReduceTypes{}, problem, [&](auto types) {
+    using T = decltype(types);
+    Partials p{};
+    p.data = partial;
+    p.pitch = pitch;
+    const int64_t rows = problem.m * problem.batch_count(), all = rows * (pitch / 4);
+    if (all > INT32_MAX) return Status{"kernel 'sm90': the product is too large to split along K"};
+    p.split_stride = rows * pitch;
+    p.groups = static_cast<uint32_t>(all);
+    p.per_row = Divisor(static_cast<uint32_t>(pitch / 4));
+    p.splits = splits;
+    while ((8 << p.slice_shift) < splits && p.slice_shift < 4) ++p.slice_shift;
+    p.slices = 1 << p.slice_shift;
+    p.plain = !problem.has_c && !problem.has_bias && problem.activation == Activation::kNone;
+    p.vectors =
+        problem.n % 4 == 0 && reinterpret_cast<uintptr_t>(buffers.d) % sizeof(Four<typename T::D>) == 0;
+    const int64_t groups = kThreads / p.slices;
+    const int64_t blocks = (all + groups - 1) / groups;
+
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, reduce<T>, p, Epilogue<T>(problem, buffers));
+    return launch_status("sm90 (reduce)");
+  });
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,87 @@
+// Which tile, split and batch a block works on, and when.
+//
+// The grid is persistent: cluster i takes units i, i + clusters, ... A unit is one cluster's worth of tiles
+// of one split of one product. Tiles of a product come first, so that blocks running together read the same
+// stretch of K; they are walked in groups of `group` tile rows, down the rows first, so that the tiles in
+// flight form a compact patch and share their operands in L2.
+#pragma once
+
+#include <cstdint>
+
+#include "../device/ptx.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+// Division by a constant of the launch. A division takes about a hundred cycles, and a block needs several
+// before it can ask for its first byte. Exact for numerators below 2^31.
+struct Divisor {
+  uint32_t divisor = 1, multiplier = uint32_t(1) << 31, shift = 31;
+
+  Divisor() = default;
+  explicit Divisor(uint32_t d) : divisor(d) {
+    uint32_t bits = 0;
+    while ((uint64_t(1) << bits) < d) ++bits;
+    shift = 31 + bits;
+    multiplier = static_cast<uint32_t>(((uint64_t(1) << shift) + d - 1) / d);
+  }
+  __device__ __forceinline__ uint32_t operator()(uint32_t n) const {
+    return static_cast<uint32_t>((uint64_t(n) * multiplier) >> shift);
+  }
+};
+
+struct TileSchedule {
+  uint32_t units;
+  uint32_t rows;                  // clusters of tiles along the engine's rows
+  uint32_t group;                 // of those, walked together
+  Divisor tiles;                  // of one split of one product
+  Divisor group_tiles;            // of a group
+  Divisor in_group, in_last;      // rows of a group, and of the last one
+  Divisor splits;                 // partial results in memory
+  uint32_t k_each, k_extra;       // blocks of K of every split; so many of the first have one more
+  uint32_t cluster_m, cluster_n;  // 1 or 2
+  uint32_t cluster_shift;         // log2 of the cluster's blocks
+};
+
+struct Unit {
+  int row, col;  // tile of this block
+  int split, batch;
+  int k_begin, k_blocks;  // in blocks of kTileK
+};
+
+// This block's place in its cluster, fixed for the whole launch.
+struct ClusterPlace {
+  uint32_t size, row, col;
+  uint32_t first_unit, unit_stride;
+
+  __device__ explicit ClusterPlace(const TileSchedule& s) {
+    size = s.cluster_m * s.cluster_n;
+    const uint32_t rank = size > 1 ? cluster_rank() : 0;
+    row = rank & (s.cluster_m - 1);
+    col = rank >> (s.cluster_m - 1);
+    first_unit = blockIdx.x >> s.cluster_shift;
+    unit_stride = gridDim.x >> s.cluster_shift;
+  }
+};
+
+__device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {
+  const uint32_t product = s.tiles(index);
+  const uint32_t tile = index - product * s.tiles.divisor;
+  const uint32_t batch = s.splits(product);
+  const uint32_t split = product - batch * s.splits.divisor;
+  const uint32_t group = s.group_tiles(tile);
+  const uint32_t within = tile - group * s.group_tiles.divisor;
+  const uint32_t first_row = group * s.group;
+  const bool last = first_row + s.group > s.rows;
+  const uint32_t col = last ? s.in_last(within) : s.in_group(within);
+  const uint32_t row_in_group = within - col * (last ? s.in_last.divisor : s.in_group.divisor);
+  Unit unit;
+  unit.row = static_cast<int>((first_row + row_in_group) * s.cluster_m + place.row);
+  unit.col = static_cast<int>(col * s.cluster_n + place.col);
+  unit.split = static_cast<int>(split);
+  unit.batch = static_cast<int>(batch);
+  unit.k_begin = static_cast<int>(split * s.k_each + min(split, s.k_extra));
+  unit.k_blocks = static_cast<int>(s.k_each + (split < s.k_extra ? 1 : 0));
+  return unit;
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,232 @@
+// sm90: the Hopper engine's host side. A plan becomes tensor maps and parameters, and up to three launches:
+// repack operands whose rows are not aligned, multiply, and add up splits.
+#include <algorithm>
+
+#include "launch.h"
+#include "plan.h"
+#include "reduce.cuh"
+#include "repack.cuh"
+#include "sm90.h"
+#include "tensor_map.h"
+
+namespace jaxgemm::cuda {
+namespace sm90 {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+RepackOperand repack_of(const PlannedOperand& x, const Matrix& matrix, const void* from, void* workspace,
+                        const GemmProblem& p) {
+  RepackOperand r;
+  if (!x.repack) return r;
+  r.from = from;
+  r.to = static_cast<uint8_t*>(workspace) + x.workspace_offset;
+  r.length = x.inner();
+  r.lines = x.outer();
+  r.from_pitch = matrix.ld;
+  r.to_pitch = x.ld;
+  r.from_outer = p.batch[0] > 1 ? matrix.batch_stride[0] : 0;
+  r.from_inner = p.batch[1] > 1 ? matrix.batch_stride[1] : 0;
+  r.batch_outer = r.from_outer ? p.batch[0] : 1;
+  r.batch_inner = r.from_inner ? p.batch[1] : 1;
+  return r;
+}
+
+// `share` blocks of a cluster load this operand's tile of `tile_rows` together.
+Status operand_map(const PlannedOperand& x, const void* base, int tile_rows, int share, const GemmProblem& p,
+                   CUtensorMap* map) {
+  TensorMapRequest r{};
+  r.base = base;
+  r.rank = 4;
+  r.bf16 = p.a.dtype == DType::kBF16;
+  const int64_t extents[4] = {x.inner(), x.outer(), x.batch_stride[1] ? p.batch[1] : 1,
+                              x.batch_stride[0] ? p.batch[0] : 1};
+  const int64_t strides[4] = {1, x.ld, x.batch_stride[1], x.batch_stride[0]};
+  const bool k_major = x.major == Major::kK;
+  const int boxes[4] = {k_major ? kTileK : rows_block(tile_rows), (k_major ? tile_rows : kTileK) / share, 1,
+                        1};
+  for (int i = 0; i < 4; ++i) {
+    r.extent[i] = extents[i];
+    r.stride[i] = strides[i];
+    r.box[i] = boxes[i];
+  }
+  return encode_tensor_map(r, map);
+}
+
+Status result_map(const GemmProblem& p, const GemmBuffers& buffers, int columns, bool swap,
+                  CUtensorMap* map) {
+  TensorMapRequest r{};
+  r.base = buffers.d;
+  r.rank = 3;
+  r.bf16 = p.d == DType::kBF16;
+  const int64_t extents[3] = {p.n, p.m, p.batch_count()};
+  const int64_t strides[3] = {1, p.n, p.m * p.n};
+  const int boxes[3] = {swap ? 16 : columns, swap ? columns : 16, 1};
+  for (int i = 0; i < 3; ++i) {
+    r.extent[i] = extents[i];
+    r.stride[i] = strides[i];
+    r.box[i] = boxes[i];
+  }
+  return encode_tensor_map(r, map);
+}
+
+Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
+  Output out{};
+  out.rows = p.m;
+  out.cols = p.n;
+  out.swap = plan.config.swap;
+  if (plan.config.split_k > 1) {
+    out.d = static_cast<uint8_t*>(buffers.workspace) + plan.partial_offset;
+    out.pitch = plan.partial_pitch;
+    out.batch_stride = p.m * out.pitch;
+    out.split_stride = out.batch_stride * p.batch_count();
+    out.alpha = 1.f;
+    out.f32 = true;
+    out.plain = true;
+    // The padding of a partial row may be written.
+    if (!out.swap) out.cols = out.pitch;
+    out.pairs = true;
+    return out;
+  }
+  out.d = buffers.d;
+  out.c = buffers.c;
+  out.bias = buffers.bias;
+  out.pitch = p.n;
+  out.batch_stride = p.m * p.n;
+  out.alpha = static_cast<float>(p.alpha);
+  out.beta = static_cast<float>(p.beta);
+  out.activation = p.activation;
+  out.f32 = p.d == DType::kF32;
+  out.plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
+  out.copy = !out.f32 && p.n % 8 == 0 && aligned(buffers.d, 16);
+  out.pairs = p.n % 2 == 0 && aligned(buffers.d, 2 * static_cast<int64_t>(dtype_bytes(p.d)));
+  return out;
+}
+
+template <typename In>
+Status launch_majors(Major x, Major y, const Params& params, const Launch& launch) {
+  if (x == Major::kK && y == Major::kK) return launch_tiles<In, Major::kK, Major::kK>(params, launch);
+  if (x == Major::kK) return launch_tiles<In, Major::kK, Major::kMN>(params, launch);
+  if (y == Major::kK) return launch_tiles<In, Major::kMN, Major::kK>(params, launch);
+  return launch_tiles<In, Major::kMN, Major::kMN>(params, launch);
+}
+
+Status launch_in(const GemmProblem& p, const Plan& plan, const Params& params, const Launch& launch) {
+  const Major x = plan.x().major, y = plan.y().major;
+  return p.a.dtype == DType::kBF16 ? launch_majors<__nv_bfloat16>(x, y, params, launch)
+                                   : launch_majors<__half>(x, y, params, launch);
+}
+
+int multiprocessors(int device) {
+  int count = 0;
+  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess ? count
+                                                                                               : kModelSms;
+}
+
+}  // namespace
+}  // namespace sm90
+
+using namespace sm90;
+
+std::string unsupported_sm90(const GemmProblem& p) {
+  // Coordinates of the copy engine are 32-bit.
+  for (const int64_t extent : {p.m, p.n, p.k, p.batch[0], p.batch[1], p.batch_count()}) {
+    if (extent > INT32_MAX - 512) return "extents must be below 2^31 - 512";
+  }
+  for (const Matrix* x : {&p.a, &p.b}) {
+    if (x->ld > (int64_t(1) << 38)) return "row pitches must be below 2^39 bytes";
+  }
+  if (!p.output_empty() && !make_plan(p).found) {
+    return "no tile configuration matches the options; see ffi/cuda/sm90/configs.h for those compiled";
+  }
+  return {};
+}
+
+size_t workspace_sm90(const GemmProblem& p) { return p.output_empty() ? 0 : make_plan(p).workspace; }
+
+Status prepare_sm90(const GemmProblem& p, int) {
+  if (p.output_empty()) return {};
+  if (Status status = load_tensor_map_encoder(); !status.ok()) return status;
+  const Plan plan = make_plan(p);
+  Launch launch;
+  launch.prepare = true;
+  launch.tile = plan.config.tile;
+  return launch_in(p, plan, Params{}, launch);
+}
+
+Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
+  if (p.output_empty()) return {};
+  const Plan plan = make_plan(p);
+  if (!plan.found) return {"internal error: kernel 'sm90' has no configuration for this problem"};
+  const Config& config = plan.config;
+  const TileConfig& tile = kTiles[config.tile];
+  const bool repack = plan.a.repack || plan.b.repack;
+  const auto base = [&](const PlannedOperand& x, const void* given) {
+    return x.repack ? static_cast<const uint8_t*>(buffers.workspace) + x.workspace_offset : given;
+  };
+  const void* a = base(plan.a, buffers.a);
+  const void* b = base(plan.b, buffers.b);
+  if (p.k > 0 && (!aligned(a, 16) || !aligned(b, 16)))
+    return {"kernel 'sm90': operands must be aligned to 16 bytes"};
+
+  if (repack) {
+    const Status status =
+        launch_repack(repack_of(plan.a, p.a, buffers.a, buffers.workspace, p),
+                      repack_of(plan.b, p.b, buffers.b, buffers.workspace, p), executor.stream);
+    if (!status.ok()) return status;
+  }
+
+  Params params{};
+  params.out = output_of(plan, p, buffers);
+  const PlannedOperand &x = plan.x(), &y = plan.y();
+  params.batch = {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
+                  y.batch_stride[0] != 0, y.batch_stride[1] != 0};
+  params.x_policy = params.y_policy = kEvictNormal;
+  if (p.k > 0) {
+    Status status = operand_map(x, config.swap ? b : a, tile.tile_m, config.cluster_n, p, &params.x);
+    if (status.ok())
+      status = operand_map(y, config.swap ? a : b, tile.tile_n, config.cluster_m, p, &params.y);
+    if (!status.ok()) return status;
+  }
+  if (params.out.copy) {
+    const Status status = result_map(p, buffers, tile.strip_columns(), config.swap, &params.d);
+    if (!status.ok()) return status;
+  }
+
+  TileSchedule& s = params.schedule;
+  s.cluster_m = static_cast<uint32_t>(config.cluster_m);
+  s.cluster_n = static_cast<uint32_t>(config.cluster_n);
+  const int64_t rows = ceil_div(ceil_div(x.rows, tile.tile_m), config.cluster_m);
+  const int64_t cols = ceil_div(ceil_div(y.rows, tile.tile_n), config.cluster_n);
+  const int64_t units = rows * cols * p.batch_count() * config.split_k;
+  if (units > INT32_MAX / 2) return {"kernel 'sm90': the problem has more than 2^30 tiles"};
+  const uint32_t tiles = static_cast<uint32_t>(rows * cols);
+  s.units = static_cast<uint32_t>(units);
+  s.rows = static_cast<uint32_t>(rows);
+  s.group = static_cast<uint32_t>(std::min<int64_t>(config.group, rows));
+  s.tiles = Divisor(tiles);
+  s.group_tiles = Divisor(s.group * static_cast<uint32_t>(cols));
+  s.in_group = Divisor(s.group);
+  s.in_last = Divisor(s.rows % s.group ? s.rows % s.group : s.group);
+  s.splits = Divisor(static_cast<uint32_t>(config.split_k));
+  const int64_t k_blocks = ceil_div(p.k, kTileK);
+  s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
+  s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
+  s.cluster_shift = (s.cluster_m == 2) + (s.cluster_n == 2);
+
+  Launch launch;
+  launch.after_repack = repack;
+  launch.tile = config.tile;
+  launch.cluster = config.cluster_m * config.cluster_n;
+  launch.blocks =
+      std::min<int64_t>(units, multiprocessors(executor.device) / launch.cluster) * launch.cluster;
+  launch.stream = executor.stream;
+  Status status = launch_in(p, plan, params, launch);
+  if (!status.ok() || config.split_k == 1) return status;
+  return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch,
+                       config.split_k, executor.stream);
+}
+
+}  // namespace jaxgemm::cuda

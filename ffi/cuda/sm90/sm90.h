@@ -1,0 +1,16 @@
+// The row `sm90` of the kernel table. Host code only.
+//
+// Options, in order, 0 meaning that the model chooses: tile_m, tile_n, schedule (1 cooperative, 2 ping-pong),
+// cluster_m, cluster_n, split_k, swap (1 no, 2 yes), group.
+#pragma once
+
+#include "../../kernel.h"
+
+namespace jaxgemm::cuda {
+
+Status launch_sm90(const GemmProblem&, const GemmBuffers&, const Executor&);
+Status prepare_sm90(const GemmProblem&, int device);
+size_t workspace_sm90(const GemmProblem&);
+std::string unsupported_sm90(const GemmProblem&);
+
+}  // namespace jaxgemm::cuda

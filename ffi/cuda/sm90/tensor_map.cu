@@ -1,0 +1,57 @@
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "tensor_map.h"
+
+namespace jaxgemm::cuda::sm90 {
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+Encode find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<Encode>(function);
+}
+
+Encode encoder() {
+  static const Encode function = find_encoder();
+  return function;
+}
+
+}  // namespace
+
+Status load_tensor_map_encoder() {
+  if (encoder()) return {};
+  return {"kernel 'sm90': the CUDA driver has no cuTensorMapEncodeTiled"};
+}
+
+Status encode_tensor_map(const TensorMapRequest& r, CUtensorMap* map) {
+  if (Status status = load_tensor_map_encoder(); !status.ok()) return status;
+  cuuint64_t extent[4], stride[3];
+  cuuint32_t box[4], step[4];
+  for (int i = 0; i < r.rank; ++i) {
+    extent[i] = static_cast<cuuint64_t>(r.extent[i]);
+    box[i] = static_cast<cuuint32_t>(r.box[i]);
+    step[i] = 1;
+    // The stride of a dimension of one element means nothing, but it is checked.
+    if (i > 0) stride[i - 1] = r.extent[i] > 1 ? static_cast<cuuint64_t>(r.stride[i]) * 2 : 16;
+  }
+  const CUtensorMapSwizzle swizzle = r.box[0] == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : r.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                      : CU_TENSOR_MAP_SWIZZLE_32B;
+  const CUresult result =
+      encoder()(map, r.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                static_cast<cuuint32_t>(r.rank), const_cast<void*>(r.base), extent, stride, box, step,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return {};
+  return {"kernel 'sm90': cuTensorMapEncodeTiled failed with error " +
+          std::to_string(static_cast<int>(result))};
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,26 @@
+// Host side of the copy engine: encoding tensor maps without linking against the driver.
+#pragma once
+
+#include <cuda.h>
+
+#include "../../kernel.h"
+
+namespace jaxgemm::cuda::sm90 {
+
+// A tensor of 16-bit elements, innermost dimension first; strides in elements, the innermost is 1.
+struct TensorMapRequest {
+  const void* base;
+  int rank;
+  int64_t extent[4];
+  int64_t stride[4];
+  int box[4];
+  bool bf16;
+};
+
+// Looks the driver's function up. Thread-safe, and cheap after the first call.
+Status load_tensor_map_encoder();
+
+// The swizzle spans the box's innermost dimension: 32, 64 or 128 bytes.
+Status encode_tensor_map(const TensorMapRequest& request, CUtensorMap* map);
+
+}  // namespace jaxgemm::cuda::sm90

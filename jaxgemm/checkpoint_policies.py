@@ -1,0 +1,52 @@
+"""What ``jax.checkpoint`` keeps: JAX's policies, with products of jaxgemm seen as the dots they are.
+
+JAX's own policies know ``lax.dot_general`` alone, so under ``jax.checkpoint_policies.dots_saveable`` a product of
+jaxgemm's is computed once more. These keep both. A product with an activation is kept as what the activation is
+applied to, which is what its derivative needs; an overlapped one together with the activations that it gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxgemm.overlap import gather_p, scatter_p
+from jaxgemm.primitive import gemm_p
+
+Policy = Callable[..., Any]
+
+_NO_BATCH = (((), ()), ((), ()))
+
+
+def with_products(policy: Policy) -> Policy:
+    """A policy for ``jax.checkpoint`` that treats products of jaxgemm as ``policy`` treats ``lax.dot_general``.
+
+    Args:
+        policy: one of ``jax.checkpoint_policies``, or any function of a primitive and its parameters.
+    """
+
+    def seen(primitive: Any, *args: Any, **params: Any) -> Any:
+        if primitive is gemm_p:
+            return policy(lax.dot_general_p, *args, **params)
+        if primitive is gather_p or primitive is scatter_p:
+            return policy(lax.dot_general_p, *args, **params, dimension_numbers=_NO_BATCH)
+        return policy(primitive, *args, **params)
+
+    return seen
+
+
+#: Keep every product.
+dots_saveable = checkpoint_dots = with_products(jax.checkpoint_policies.dots_saveable)
+
+#: Keep products without batch axes: those with weights, but not attention's.
+dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = with_products(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+)
+
+
+def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Policy:
+    """Move products without batch axes to another memory, such as from "device" to "pinned_host"."""
+    return with_products(jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst))

@@ -1,0 +1,118 @@
+"""flax.linen layers whose product is jaxgemm's, with the bias and an activation fused into it.
+
+Each is a drop-in for flax's layer of the same name: arguments, parameters, initial values and checkpoints are the
+same. Two fields come after flax's: ``activation`` and ``kernel``, as :func:`jaxgemm.gemm` takes them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen.module import merge_param
+
+from jaxgemm.flax import _shared
+
+# flax wraps methods in bookkeeping (scopes, interceptors) that our own methods get as well; once is enough.
+_dense = inspect.unwrap(nn.Dense.__call__)
+_dense_general = inspect.unwrap(nn.DenseGeneral.__call__)
+
+
+def _check(layer: Any) -> None:
+    others = [(name, getattr(layer, name)) for name in ("dot_general_cls", "dot_general") if hasattr(layer, name)]
+    _shared.check(type(layer).__name__, layer.activation, layer.kernel, *others)
+
+
+def _seen(layer: Any) -> Any:
+    """The layer with our product in place of flax's, unless the user gave one."""
+    if layer.dot_general_cls is not None or layer.dot_general is not None:
+        return layer
+    return _shared.Seen(layer, dot_general=partial(_shared.pend, kernel=layer.kernel))
+
+
+class Dense(nn.Dense):
+    """``flax.linen.Dense`` with a fused bias and activation.
+
+    Attributes:
+        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
+        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
+    """
+
+    activation: str | None = None
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """``activation(inputs @ kernel + bias)``, along the last axis."""
+        return _shared.finish(_dense(_seen(self), inputs), self.activation)
+
+
+class DenseGeneral(nn.DenseGeneral):
+    """``flax.linen.DenseGeneral`` with a fused bias and activation.
+
+    Attributes:
+        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
+        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
+    """
+
+    activation: str | None = None
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """``activation(inputs · kernel + bias)``, along the axes ``axis``."""
+        return _shared.finish(_dense_general(_seen(self), inputs), self.activation)
+
+
+class Einsum(nn.Einsum):
+    """``flax.linen.Einsum`` with a fused bias and activation.
+
+    Attributes:
+        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
+        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
+    """
+
+    activation: str | None = None
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self)
+        super().__post_init__()
+
+    # flax's forward pass has no place for another product, so this one is written out.
+    @nn.compact
+    def __call__(self, inputs: jax.Array, einsum_str: str | None = None) -> jax.Array:
+        """``activation(einsum(inputs, kernel) + bias)``; ``einsum_str`` here or in the constructor."""
+        equation = merge_param("einsum_str", self.einsum_str, einsum_str).replace(" ", "")
+        _shared.check_equation(equation)
+        weights = self.param("kernel", self.kernel_init, self.shape, self.param_dtype)
+        bias, row = None, None
+        if self.use_bias:
+            shape, row = self._get_bias_shape(equation, inputs, weights)
+            bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+        x, w, bias = self.promote_dtype(inputs, weights, bias, dtype=self.dtype)
+        assert x is not None
+        assert w is not None
+        out = _shared.pend_einsum(
+            equation,
+            x,
+            w,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            kernel=self.kernel,
+        )
+        if bias is not None:
+            out += jnp.reshape(bias, row)
+        return _shared.finish(out, self.activation)

@@ -1,0 +1,57 @@
+"""The Python of every page runs as it stands, from top to bottom."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import meshes  # noqa: F401  # the pages' meshes are of eight devices
+import numpy as np
+import pytest
+
+import jaxgemm
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
+
+
+def blocks(page: str) -> list[tuple[int, str]]:
+    """(first line, code) of each block of Python on the page."""
+    text = (ROOT / page).read_text()
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+
+
+def given(page: str) -> dict[str, object]:
+    """What a page's examples take as given: README's stand-ins for the reader's own arrays."""
+    if page != "README.md":
+        return {}
+    rng = np.random.default_rng(0)
+    shapes = {"a": (2, 8, 8), "b": (8, 8), "c": (8, 8), "x": (4, 8), "w": (8, 8), "bias": (8,)}
+    arrays = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+    return {**arrays, "jax": jax, "jnp": jnp, "jaxgemm": jaxgemm}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page, monkeypatch, tmp_path):
+    if "flax" in (ROOT / page).read_text():
+        pytest.importorskip("flax")
+    monkeypatch.chdir(tmp_path)
+    namespace = {**given(page), "__name__": "__page__"}
+    for line, code in blocks(page):
+        # Line numbers are the page's own, so that a failure points into it.
+        tree = ast.parse("\n" * (line - 1) + code)
+        lines = code.splitlines()
+        for statement in tree.body:
+            program = compile(ast.Module([statement], []), page, "exec")
+            # A line that says that it may be refused may be.
+            may_refuse = "UnsupportedError" in lines[statement.end_lineno - line].partition("#")[2]
+            with jax.enable_x64(False):
+                try:
+                    exec(program, namespace)
+                except jaxgemm.UnsupportedError:
+                    if not may_refuse:
+                        raise

@@ -19,7 +19,7 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 
-import meshes  # noqa: F401  (asks for 8 CPU devices, before anything starts the backend)
+import meshes  # noqa: E402, F401  (asks for 8 CPU devices, before anything starts the backend)
 
 import jaxgemm  # noqa: E402
 from jaxgemm.kernels import device_for  # noqa: E402

@@ -406,14 +406,15 @@ def test_derivatives_of_named_kernels_fall_back_and_say_so():
 
 
 def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():
-    f = lambda a, b: jaxgemm.gemm(a, b, kernel="wmma_tf32", precision=given)  # noqa: E731
+    def lower(given):
+        f = jax.jit(lambda a, b: jaxgemm.gemm(a, b, kernel="wmma_tf32", precision=given))
+        with pytest.raises(jaxgemm.UnsupportedError, match="the kernel rounds float32 operands to TF32"):
+            f.trace(A, B).lower(lowering_platforms=("cuda",))
+
     for given in ("highest", ("default", "high"), "F32_F32_F32"):
-        with pytest.raises(jaxgemm.UnsupportedError, match="the kernel rounds float32 operands to TF32"):
-            jax.jit(f).trace(A, B).lower(lowering_platforms=("cuda",))
+        lower(given)
     with jax.default_matmul_precision("float32"):
-        given = None
-        with pytest.raises(jaxgemm.UnsupportedError, match="the kernel rounds float32 operands to TF32"):
-            jax.jit(f).trace(A, B).lower(lowering_platforms=("cuda",))
+        lower(None)
 
 
 def test_precision_that_kernels_keep():

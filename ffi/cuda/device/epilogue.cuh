@@ -12,17 +12,23 @@ __device__ __forceinline__ T activate(Activation activation, T x) {
     return activation == Activation::kRelu ? (x > 0 ? x : T(0)) : x;
   } else {
     switch (activation) {
-      case Activation::kNone: return x;
+      case Activation::kNone:
+        return x;
       // A comparison that keeps NaN, as jax.nn.relu does.
-      case Activation::kRelu: return x < T(0) ? T(0) : x;
+      case Activation::kRelu:
+        return x < T(0) ? T(0) : x;
       case Activation::kGelu: {
         const T inner = T(0.7978845608028654) * (x + T(0.044715) * x * x * x);
         return T(0.5) * x * (T(1) + tanh(inner));
       }
-      case Activation::kGeluErf: return T(0.5) * x * erfc(-x * T(0.7071067811865476));
-      case Activation::kSilu: return x / (T(1) + exp(-x));
-      case Activation::kTanh: return tanh(x);
-      case Activation::kSigmoid: return T(1) / (T(1) + exp(-x));
+      case Activation::kGeluErf:
+        return T(0.5) * x * erfc(-x * T(0.7071067811865476));
+      case Activation::kSilu:
+        return x / (T(1) + exp(-x));
+      case Activation::kTanh:
+        return tanh(x);
+      case Activation::kSigmoid:
+        return T(1) / (T(1) + exp(-x));
     }
     return x;
   }
@@ -52,12 +58,16 @@ struct Epilogue {
 
   // Integer alpha and beta are exact and wrap like the accumulator, so they multiply as unsigned.
   static __device__ __forceinline__ Acc scale(Acc s, Acc x) {
-    if constexpr (std::is_integral_v<Acc>) return Acc(uint32_t(s) * uint32_t(x));
-    else return s * x;
+    if constexpr (std::is_integral_v<Acc>)
+      return Acc(uint32_t(s) * uint32_t(x));
+    else
+      return s * x;
   }
   static __device__ __forceinline__ Acc add(Acc x, Acc y) {
-    if constexpr (std::is_integral_v<Acc>) return Acc(uint32_t(x) + uint32_t(y));
-    else return x + y;
+    if constexpr (std::is_integral_v<Acc>)
+      return Acc(uint32_t(x) + uint32_t(y));
+    else
+      return x + y;
   }
 
   // The finished value of element `index` (counted through all batches) in column `col`.

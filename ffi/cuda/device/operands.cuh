@@ -49,7 +49,8 @@ struct TileGrid {
       : tiles_m((p.m + tile_m - 1) / tile_m), tiles_n((p.n + tile_n - 1) / tile_n), batch(p.batch_count()) {}
 
   dim3 blocks() const {
-    return dim3(static_cast<unsigned>(tiles_m * tiles_n), static_cast<unsigned>(batch < 65535 ? batch : 65535));
+    return dim3(static_cast<unsigned>(tiles_m * tiles_n),
+                static_cast<unsigned>(batch < 65535 ? batch : 65535));
   }
   // A grid's x extent ends at 2^31 - 1 blocks; tiles of 16 x 16 reach that at 5e11 outputs.
   bool fits() const { return tiles_m <= INT32_MAX / tiles_n; }

@@ -79,11 +79,15 @@ Status dispatch_types(TypeList<Ts...>, const GemmProblem& p, F&& f) {
 template <typename To, typename From>
 __device__ __forceinline__ To convert(From x) {
   if constexpr (std::is_same_v<From, __half>) {
-    if constexpr (std::is_same_v<To, __half>) return x;
-    else return static_cast<To>(__half2float(x));
+    if constexpr (std::is_same_v<To, __half>)
+      return x;
+    else
+      return static_cast<To>(__half2float(x));
   } else if constexpr (std::is_same_v<From, __nv_bfloat16>) {
-    if constexpr (std::is_same_v<To, __nv_bfloat16>) return x;
-    else return static_cast<To>(__bfloat162float(x));
+    if constexpr (std::is_same_v<To, __nv_bfloat16>)
+      return x;
+    else
+      return static_cast<To>(__bfloat162float(x));
   } else if constexpr (std::is_same_v<To, __half>) {
     return __float2half_rn(static_cast<float>(x));
   } else if constexpr (std::is_same_v<To, __nv_bfloat16>) {

@@ -278,6 +278,7 @@ def test_parse_kernel_checks_options(monkeypatch):
         max_arch=0,
         types=(("float32",) * 4,),
         options={"tile": (128, 64), "split": ()},
+        tf32=False,
         deterministic=True,
         batch_invariant=True,
         built=True,

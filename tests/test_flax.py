@@ -517,7 +517,7 @@ def test_training_an_unmodified_model_through_override():
 
 def test_flax_is_imported_only_when_asked_for():
     code = "import sys, jaxgemm; assert 'flax' not in sys.modules; assert 'jaxgemm.flax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_without_flax_the_error_names_the_extra():
@@ -531,4 +531,4 @@ except ImportError as error:
 else:
     raise AssertionError
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

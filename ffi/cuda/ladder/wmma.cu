@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(32 * kWarpRows * kWarpCols, sizeof(typename T:
   // A warp's own memory, for A's and B's tiles at the edge and, at other times, for its tile of C or D.
   constexpr int kOperandBytes = ReaderA::kStageBytes + ReaderB::kStageBytes;
   constexpr int kResultBytes = S::kM * S::kN * sizeof(Acc);
-  __shared__ alignas(
-      128) char shared[kWarpRows * kWarpCols][kOperandBytes > kResultBytes ? kOperandBytes : kResultBytes];
+  constexpr int kOwnBytes = kOperandBytes > kResultBytes ? kOperandBytes : kResultBytes;
+  __shared__ alignas(128) char shared[kWarpRows * kWarpCols][kOwnBytes];
   char* const own = shared[threadIdx.z * kWarpCols + threadIdx.y];
   auto* const a_stage = reinterpret_cast<A*>(own);
   auto* const b_stage = reinterpret_cast<B*>(own + ReaderA::kStageBytes);

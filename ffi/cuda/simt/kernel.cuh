@@ -3,10 +3,11 @@
 //   global --cp.async--> shared [k][m], [k][n]  --LDS.128--> fragments --FMA--> accumulators
 //                                                            accumulators --shared--> epilogue --> D
 //
-// One FMA per clock and lane is the ceiling, and every other instruction takes an FMA's place. So: 8 x 8 or
-// 16 x 8 outputs per thread, fragments loaded one k ahead of their use, copies that go around the registers,
-// and one barrier per stage. The accumulators leave through shared memory: that sums the slices in a fixed
-// order, makes the stores contiguous whatever n's alignment, and keeps one copy of the epilogue's code.
+// One FMA per clock and lane is the ceiling, and every other instruction takes an FMA's place. So: 8 x 8
+// outputs per thread, fragments loaded one k ahead of their use, copies that go around the registers, and one
+// barrier per stage. The accumulators leave through shared memory: that sums the slices in a fixed order,
+// makes the stores contiguous whatever n's alignment, and keeps one copy of the epilogue's code. Only a plain
+// product of aligned rows is stored straight from registers.
 #pragma once
 
 #include "copy.cuh"

@@ -2,11 +2,12 @@
 //
 // A multiprocessor issues at most four instructions a clock, and this kernel lives from filling those slots
 // with FMAs. So a block's cost is its instruction count: FMAs, fragment loads, copies, and a fixed part per
-// stage. What share of the slots is used depends on how many warps are there to hide latency. A block is also
-// no faster than its copies come out of the L2, nor the whole than D and the operands cross the memory bus,
-// nor than the bytes in flight allow. The busiest multiprocessor decides. Splitting K buys blocks
-// and pays with a pass over the partial sums.
+// stage. What share of the slots is used depends on how many warps are there to hide latency, and on how busy
+// shared memory is. A block is also no faster than its copies come out of the L2, nor the whole than D and
+// the operands cross the memory bus, nor than the bytes in flight allow. The busiest multiprocessor decides.
+// Splitting K buys blocks and pays with a pass over the partial sums.
 #include <algorithm>
+#include <cmath>
 
 #include "plan.cuh"
 
@@ -17,12 +18,14 @@ constexpr int kReferenceMultiprocessors = 132;  // sets the bound on workspace, 
 
 // Rates of the chip the kernel was tuned on, in bytes per clock (1.98 GHz). Their ratios to the issue rate
 // are what counts, and those are alike on the other chips it runs on.
-constexpr double kMemoryRate = 2200;      // all multiprocessors together
-constexpr double kL2Rate = 42;            // per multiprocessor
-constexpr double kMemoryLatency = 1600;   // clocks under load
-constexpr double kSharedRate = 0.77;      // passes per clock that a multiprocessor's shared memory sustains
-constexpr double kLaunch = 3500;          // clocks
-constexpr double kBlockOverhead = 2200;   // clocks: first copies, last stores
+constexpr double kMemoryRate = 2200;     // all multiprocessors together
+constexpr double kL2Rate = 42;           // per multiprocessor
+constexpr double kMemoryLatency = 1600;  // clocks under load
+constexpr double kSharedRate = 0.85;     // passes per clock that a multiprocessor's shared memory sustains
+constexpr double kLaunch = 3500;         // clocks
+constexpr double kBlockOverhead = 1700;  // clocks: start, the first copies' latency, last stores
+constexpr double kFirstCopies = 12;      // clocks per instruction of a warp's copies before its first FMA
+constexpr double kMixedParts = 1.3;      // parts of tiles take longer beside whole tiles than alone: measured
 constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -50,7 +53,10 @@ double copy_passes(Load load, const TileInfo& t, int x) {
 }
 
 // Of a scheduler's slots, the part that `warps` warps fill.
-double utilisation(double warps) { return warps < 1 ? warps * 0.7 : warps / (warps + 0.4); }
+double utilisation(double warps) { return warps < 1 ? warps * 0.8 : warps / (warps + 0.25); }
+
+// Two demands on the same clocks: the larger where the other is small, a fifth more where they are alike.
+double contended(double x, double y) { return std::sqrt(std::sqrt(x * x * x * x + y * y * y * y)); }
 
 struct Cost {
   const GemmProblem& p;
@@ -86,31 +92,39 @@ struct Cost {
     // Passes through shared memory: two for a 128-bit load by a warp, one per row for the transposing copy.
     const double passes = fragments * 2 + copy_passes(load_a, t, t.bm) + copy_passes(load_b, t, t.bn);
 
+    const double overhead = kBlockOverhead + kFirstCopies * (t.stages - 1) * copies / warps;
+
     // `count` blocks of so many stages, side by side on one multiprocessor.
     const auto together = [&](double count, double block_stages) {
       const double issue = (slots * block_stages + epilogue) / (4 * utilisation(count * warps / 4));
       const double shared = passes * block_stages / kSharedRate;
       const double l2 = stage_bytes * block_stages / kL2Rate;
-      return count * std::max({issue, shared, l2}) + kBlockOverhead;
+      return count * std::max(contended(issue, shared), l2) + overhead;
     };
     const double resident = t.blocks_per_sm;
     const double whole = static_cast<double>(plan.whole), rest = static_cast<double>(tiles - plan.whole);
-    const double parts = rest * static_cast<double>(plan.splits);
+    const double parts = plan.splits > 1 ? rest * static_cast<double>(plan.splits) : 0;
     double clocks = 0;
     if (whole + parts <= multiprocessors * resident) {
-      clocks = together(std::ceil((whole + parts) / multiprocessors), whole > 0 ? stages : part_stages);
+      clocks = together(std::ceil((whole + parts) / multiprocessors), parts > 0 ? part_stages : stages);
     } else {
       // A multiprocessor gets its next block when one of its blocks is done, and some get one more than their
       // share.
       const auto rounds = [&](double per_sm, double block_stages) {
         const double full = std::floor(per_sm / resident), last = per_sm - full * resident;
-        const double hidden = std::max(0.0, full - 1) * kBlockOverhead * (1 - 1 / resident);
+        const double hidden = std::max(0.0, full - 1) * overhead * (1 - 1 / resident);
         return full * together(resident, block_stages) + (last > 0 ? together(last, block_stages) : 0) -
                hidden;
       };
-      clocks = parts > 0 ? whole / multiprocessors / resident * together(resident, stages) +
-                               rounds(std::ceil(parts / multiprocessors) + 1, part_stages)
-                         : rounds(std::ceil(whole / multiprocessors + 0.1), stages);
+      const double share = resident > 1
+                               ? std::max(std::ceil(whole / multiprocessors), whole / multiprocessors + 0.3)
+                               : std::ceil(whole / multiprocessors);
+      if (parts > 0) {
+        clocks = whole / multiprocessors / resident * together(resident, stages) +
+                 kMixedParts * rounds(std::ceil(parts / multiprocessors) + 1, part_stages);
+      } else {
+        clocks = rounds(share, stages);
+      }
     }
 
     const double blocks = whole + parts;
@@ -177,8 +191,10 @@ Plan best_split(const GemmProblem& p, int tile, Loads loads, int multiprocessors
   };
   const int64_t whole = tiles / wave * wave, rest = tiles - whole;
   if (rest == 0) return best;
-  // Up to two waves of parts, none of them shorter than four stages.
-  for (int64_t wanted = 2; rest * wanted <= 2 * wave; wanted += std::max<int64_t>(1, wanted / 8)) {
+  // From half the multiprocessors busy to two waves of parts, none of them shorter than four stages. Launches
+  // pay for every candidate, so the steps are coarse.
+  const int64_t fewest = std::max<int64_t>(2, multiprocessors / (2 * rest));
+  for (int64_t wanted = fewest; rest * wanted <= 2 * wave; wanted += std::max<int64_t>(1, wanted / 6)) {
     Plan plan = best;
     plan.whole = whole;
     plan.split_k = ceil_div(ceil_div(p.k, wanted), t.bk) * t.bk;
@@ -211,7 +227,10 @@ std::span<const TileInfo> tiles_for(const GemmProblem& p) {
   return kHalfTiles;
 }
 
-int64_t tile_option(const GemmProblem& p) { return p.config.empty() ? 0 : p.config[0]; }
+int64_t tile_option(const GemmProblem& p) {
+  const int64_t asked = p.config.empty() ? 0 : p.config[0];
+  return asked >= 1 && asked <= static_cast<int64_t>(tiles_for(p).size()) ? asked : 0;
+}
 
 // Workspace is asked for before the device and the buffers' addresses are known, so the bound comes from a
 // reference device and unaligned operands, and every plan keeps within it.

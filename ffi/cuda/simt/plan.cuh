@@ -24,7 +24,7 @@ struct Plan {
 
 std::span<const TileInfo> tiles_for(const GemmProblem& p);
 
-// The tile that the option asks for, from 1, or 0.
+// The tile that the option asks for, counted from 1; 0 for none, or one that the types do not have.
 int64_t tile_option(const GemmProblem& p);
 
 // An upper bound on a launch's workspace, the same on every device.

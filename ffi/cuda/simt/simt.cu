@@ -73,8 +73,9 @@ Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cuda
 
 std::string unsupported_simt(const GemmProblem& p) {
   const auto tiles = static_cast<int64_t>(simt::tiles_for(p).size());
-  if (simt::tile_option(p) <= tiles) return {};
-  return "tile " + std::to_string(simt::tile_option(p)) + " does not exist for " + dtype_name(p.a.dtype) +
+  const int64_t asked = p.config.empty() ? 0 : p.config[0];
+  if (asked >= 0 && asked <= tiles) return {};
+  return "tile " + std::to_string(asked) + " does not exist for " + dtype_name(p.a.dtype) +
          " operands, which have tiles 1 to " + std::to_string(tiles);
 }
 

@@ -6,8 +6,8 @@
 // whole. Splitting K buys parallelism for the price of partial results, written and read, and of a second
 // kernel.
 //
-// The constants were fitted to some 2,600 timings of 70 problems on an H200, in four of which D is unaligned.
-// The choice they lead to is on average 3 % slower than the fastest configuration timed. They absorb what the
+// The constants were fitted to timings of problems on an H200, in a few of which D is unaligned; how well the
+// choice does on problems outside of that fit is not known. They absorb what the
 // model leaves out, so they are not the machine's rates.
 #include <algorithm>
 #include <cmath>

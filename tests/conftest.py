@@ -97,16 +97,14 @@ def _row(item: pytest.Item) -> jaxgemm.Kernel | None:
 
 @pytest.fixture(autouse=True)
 def _device(request: pytest.FixtureRequest):
-    """A test of one kernel runs on that kernel's platform, whatever the default is."""
+    """A test runs on its kernel's platform, and one of no kernel's on the CPU unless it is marked ``gpu``.
+
+    The default device would be the GPU where there is one, and a test may mean more by what it compares with
+    than a GPU does: kernels by name, several devices, float32 at the default precision.
+    """
     row = _row(request.node)
-    with jax.default_device(jax.devices(row.platform)[0] if row else None):
-        yield
-
-
-@pytest.fixture
-def on_cpu():
-    """For tests of what does not depend on the device, but of messages that name it."""
-    with jax.default_device(jax.devices("cpu")[0]):
+    platform = row.platform if row else "cuda" if request.node.get_closest_marker("gpu") else "cpu"
+    with jax.default_device(jax.devices(platform)[0]):
         yield
 
 

@@ -180,7 +180,10 @@ class Product:
             terms.append((bias, abs(bias)))
         z = sum(x for x, _ in terms)
         bound = ((k + 16) * eps + 2 * eps_operand) * sum(x for _, x in terms)
-        scale = sum(np.linalg.norm(x) for x, _ in terms)
+        # Rounding errors scale with what is added up: many random terms have their sum's norm, but the sum of a
+        # single element may come out small by chance.
+        added = abs(self.alpha) * np.sqrt(np.matmul(a**2, b**2).sum())
+        scale = added + sum(np.linalg.norm(x) for x, _ in terms[1:])
         norm_bound = (4 * eps * np.sqrt(k + 16) + 2 * eps_operand + eps_out) * scale
         result = z
         if self.activation is not None:

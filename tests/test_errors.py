@@ -12,8 +12,6 @@ import jaxgemm
 from jaxgemm import precision, select
 from jaxgemm.kernels import Device, find_kernel
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
-
 A, B = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
 I8 = np.ones((4, 4), np.int8)
 BOOL = np.ones((4, 4), bool)

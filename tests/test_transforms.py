@@ -1,6 +1,7 @@
 """JAX's transformations of a product give what they give for the same product in jnp."""
 
 from functools import cache
+from typing import Any
 
 import cases
 import jax
@@ -14,8 +15,9 @@ import jaxgemm
 
 
 def _kernels(dtype):
-    """auto, host, and of each family of CUDA kernels the first one for products of this type."""
-    out, families = ["auto"], set()
+    """auto on each platform, host, and of each family of CUDA kernels the first one for products of this type."""
+    out: list[Any] = ["auto", pytest.param("auto", marks=pytest.mark.gpu, id="auto on a GPU")]
+    families = set()
     for row in jaxgemm.kernels():
         if (dtype, dtype, dtype) not in [t[:3] for t in row.types] or row.family in families:
             continue
@@ -156,7 +158,6 @@ def test_eager(kernel, transform):
     assert_same(TRANSFORMS[transform](ours(kernel))(*_arguments(transform)), _expected(transform))
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("activation", [None, *cases.ACTIVATIONS])
 def test_gradients_are_the_slopes(activation, rng):
     """Against finite differences, to second order, forward and reverse."""
@@ -309,7 +310,6 @@ def test_dot_general(kernel):
     assert_same(_dot_generals(jaxgemm.dot_general, kernel=kernel), _expected_dot_generals())
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_dot_general_takes_what_lax_takes(rng):
     a, b = jnp.asarray(rng.standard_normal((3, 4))), jnp.asarray(rng.standard_normal((4, 5)))
     got = jaxgemm.dot_general(a, b, (([-1], [0]), ([], [])), "highest", jnp.float32, out_sharding=None)
@@ -414,7 +414,6 @@ def test_without_x64(kernel, rng):
     assert_same((value, grads), expected, rtol=2e-4)
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_integers_have_no_gradient_but_differentiate(rng):
     a = jnp.asarray(rng.integers(-9, 9, (3, 4)), jnp.int8)
     x = jnp.asarray(rng.standard_normal((3, 5)))

@@ -1,4 +1,4 @@
-"""What a call costs besides its kernel: a jitted chain of small products, and tracing and compiling one.
+"""What a call costs besides its kernel: jitted chains of small products, and tracing and compiling one.
 
 A chain shows what a single call hides: whether launches are captured into one command buffer and follow each
 other without gaps. Its wall time is compared, not its device time: kernels that follow each other overlap a little.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,27 +18,67 @@ import jaxgemm
 from jaxgemm import timing
 from jaxgemm.bench import Bench, parse_kernel
 
-LENGTH, SIZE = 50, 256
-
 Product = Callable[[jax.Array, jax.Array], jax.Array]
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+@dataclass(frozen=True)
+class Chain:
+    """x · w[0] · w[1] · ..., in one jitted program.
+
+    Attributes:
+        length: how many products.
+        rows: of x.
+        widths: columns of x, w[0], w[1], ...; they start again when they end.
+        dtype: of all of them.
+        kernels: measured on a GPU unless others are asked for.
+    """
+
+    length: int
+    rows: int
+    widths: tuple[int, ...]
+    dtype: str
+    kernels: tuple[str, ...]
+
+    def __str__(self) -> str:
+        sizes = f"{self.rows}x{self.widths[0]}x{self.widths[0]}" if len(self.widths) == 1 else "mixed small shapes"
+        return f"{self.length} {self.dtype} products of {sizes} in one program"
+
+    def inputs(self, seed: int) -> tuple[jax.Array, list[jax.Array]]:
+        """x, and one weight for each step of the widths; scaled so that the values stay near 1."""
+        ends = zip(self.widths, (*self.widths[1:], self.widths[0]), strict=True)
+        shapes = [(self.rows, self.widths[0]), *ends]
+        keys = jax.random.split(jax.random.key(seed), len(shapes))
+        x, *w = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+        return x.astype(self.dtype), [(y / y.shape[0] ** 0.5).astype(self.dtype) for y in w]
+
+    def program(self, product: Product) -> Callable[..., jax.Array]:
+        """The chain with this product."""
+
+        def run(x: jax.Array, w: list[jax.Array]) -> jax.Array:
+            for i in range(self.length):
+                x = product(x, w[i % len(w)])
+            return x
+
+        return run
+
+
+#: Multiples of 64 and of 8, and others: each 20 widths come once in a round.
+MIXED = (64, 256, 96, 512, 128, 200, 384, 72, 320, 160, 250, 128, 333, 64, 448, 100, 192, 57, 240, 128)
+
+CHAINS = {
+    "chain": Chain(50, 256, (256,), "float32", ("auto", "simt")),
+    "mixed": Chain(200, 96, MIXED, "bfloat16", ("auto", "sm90")),
+}
 
 
 def _ours(name: str) -> Product:
     kernel, options = parse_kernel(name)
-    return lambda x, w: jaxgemm.gemm(x, w, precision=jax.lax.Precision.HIGHEST, kernel=kernel, **options)
+    return lambda x, w: jaxgemm.gemm(x, w, precision=HIGHEST, kernel=kernel, **options)
 
 
 def _xla(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.dot(x, w, precision=jax.lax.Precision.HIGHEST)
-
-
-def _chain(product: Product, length: int) -> Product:
-    def chain(x: jax.Array, w: jax.Array) -> jax.Array:
-        for _ in range(length):
-            x = product(x, w)
-        return x
-
-    return chain
+    return jnp.dot(x, w, precision=HIGHEST)
 
 
 def compile_times(product: Product, options: dict[str, Any], sizes: Sequence[int]) -> list[dict[str, float]]:
@@ -56,26 +97,25 @@ def compile_times(product: Product, options: dict[str, Any], sizes: Sequence[int
     return out
 
 
-def measure(bench: Bench, kernels: Sequence[str], length: int = LENGTH, size: int = SIZE) -> list[dict[str, Any]]:
+def measure(bench: Bench, chain: Chain, kernels: Sequence[str]) -> list[dict[str, Any]]:
     """One row a kernel of ours and a path of XLA: wall and device time of the chain, and compile times."""
     products: dict[str, tuple[Product, dict[str, Any]]] = {f"jaxgemm {name}": (_ours(name), {}) for name in kernels}
     products |= {f"XLA {path}": (_xla, options) for path, options in bench.xla_paths.items()}
-    x, w = (jax.random.normal(key, (size, size)) for key in jax.random.split(jax.random.key(bench.seed)))
-    w = w / size**0.5  # keeps the chain's values near 1
-    jax.jit(jnp.add).lower(x, w).compile()  # what only a process's first compilation does
+    inputs = chain.inputs(bench.seed)
+    jax.jit(jnp.add).lower(inputs[0], inputs[0]).compile()  # what only a process's first compilation does
     programs: dict[str, timing.Program] = {}
     rows: dict[str, dict[str, Any]] = {}
     for i, (name, (product, options)) in enumerate(products.items()):
-        fresh = [size + 8 * (3 * i + j) for j in (1, 2, 3)]
-        rows[name] = {"path": name, "length": length, "size": size, "message": ""}
+        fresh = [max(chain.widths) + 8 * (3 * i + j) for j in (1, 2, 3)]
+        rows[name] = {"path": name, "length": chain.length, "message": ""}
         try:
             rows[name]["compile"] = compile_times(product, options, fresh)
-            program = jax.jit(_chain(product, length), compiler_options=options or None)
-            jax.block_until_ready(program(x, w))
+            program = jax.jit(chain.program(product), compiler_options=options or None)
+            jax.block_until_ready(program(*inputs))
             programs[name] = program
         except Exception as error:
             rows[name]["message"] = f"{type(error).__name__}: {error}"
-    times = timing.measure(programs, [(x, w)], repeats=4 * bench.repeats, recorder=bench.recorder, queued=bench.queued)
+    times = timing.measure(programs, [inputs], repeats=4 * bench.repeats, recorder=bench.recorder, queued=bench.queued)
     for name, measured in times.items():
         rows[name] |= {
             "wall_us": measured.wall_us,

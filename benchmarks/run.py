@@ -22,6 +22,7 @@ _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]
 
 import chain  # noqa: E402
+from chain import CHAINS  # noqa: E402
 from gpu_record import digest  # noqa: E402  # of the sources beside this script, taken to be those that were built
 from shapes import SUITES  # noqa: E402
 
@@ -52,11 +53,11 @@ def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path
     return all(row.status != "error" for row in rows)
 
 
-def run_chain(runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
-    """The same for the chain."""
-    rows = chain.measure(runner, kernels)
+def run_chain(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
+    """The same for a chain."""
+    rows = chain.measure(runner, CHAINS[name], kernels)
     write(file, {**report.document(runner, []), **more, "rows": rows})
-    title = f"A chain of {chain.LENGTH} float32 products of {chain.SIZE}^3 in one program, precision HIGHEST"
+    title = f"A chain of {CHAINS[name]}, precision HIGHEST"
     report.print_table(title, chain.COLUMNS, [chain.cells(row) for row in rows])
     return not any(row["message"] for row in rows)
 
@@ -65,13 +66,13 @@ def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> li
     if asked or runner.device.platform == "cpu":
         return list(asked or runner.default_kernels())
     known = {"auto", "xla", *(kernel.name for kernel in jaxgemm.kernels())}
-    return [name for name in SUITES[suite].kernels if name in known]
+    return [name for name in (SUITES.get(suite) or CHAINS[suite]).kernels if name in known]
 
 
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[*SUITES, "chain"])
+    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")
@@ -89,11 +90,11 @@ def main() -> int:
     sources = digest()
     fine = True
     for name in options.suites:
-        kernels = _kernels(options.kernel, "sgemm" if name == "chain" else name, runner)
+        kernels = _kernels(options.kernel, name, runner)
         more: dict[str, Any] = {"suite": name, "source_digest": sources}
-        run = run_chain if name == "chain" else (lambda *rest, name=name: run_suite(name, *rest))
+        run = run_chain if name in CHAINS else run_suite
         try:
-            fine &= run(runner, kernels, folder / f"{name}.json", more)
+            fine &= run(name, runner, kernels, folder / f"{name}.json", more)
         except Exception:  # the next suite may still run
             traceback.print_exc()
             fine = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxgemm.case import Case
 
@@ -56,8 +57,81 @@ _BF16_SHAPES: tuple[Shape, ...] = (
     (512, 512, 32768),
 )
 
+
+def _square(n: int, **more: Any) -> Case:
+    return Case(n, n, n, "bfloat16", **more)
+
+
+_BATCHES = (
+    (1024, 1024, 1024, 64),
+    (64, 64, 64, 1024),
+    (32, 32, 32, 4096),
+    (128, 128, 64, 256),
+    (2047, 2047, 129, 8),
+)
+
+# What the list of bf16 problems leaves out: layouts, batches, epilogues, the other type.
+_16BIT: tuple[Case, ...] = (
+    *(_square(4096, layout=layout) for layout in ("NN", "NT", "TN", "TT")),
+    *(Case(m, n, k, "bfloat16", batch=batch) for m, n, k, batch in _BATCHES),
+    *(
+        Case(m, n, k, "bfloat16", bias=bias, activation=activation)
+        for m, n, k in (
+            (1024, 1024, 1024),
+            (4096, 4096, 4096),
+            (8192, 8192, 8192),
+            (16, 8192, 8192),
+            (2048, 8192, 8192),
+        )
+        for bias, activation in ((False, None), (True, "gelu"))
+        if (m, bias) != (4096, False)
+    ),
+    *(
+        Case(m, n, k, "float16")
+        for m, n, k in (
+            (1024, 1024, 1024),
+            (4096, 4096, 4096),
+            (8192, 8192, 8192),
+            (2047, 2049, 2051),
+            (16, 8192, 8192),
+            (128, 8192, 28672),
+            (512, 512, 32768),
+        )
+    ),
+)
+
+# Shapes that nothing was fitted to: odd and prime ones, models' layers, tall, flat, and with little output.
+_UNSEEN: tuple[Case, ...] = tuple(
+    Case(m, n, k, "bfloat16")
+    for m, n, k in (
+        (3001, 2999, 3011),
+        (777, 1111, 513),
+        (6144, 6144, 6144),
+        (1536, 1536, 1536),
+        (640, 640, 640),
+        (4096, 11008, 4096),
+        (4096, 4096, 11008),
+        (512, 14336, 4096),
+        (32, 6144, 4096),
+        (8, 14336, 4096),
+        (3, 4096, 14336),
+        (1, 5120, 5120),
+        (100, 50257, 768),
+        (1024, 50257, 768),
+        (65536, 96, 96),
+        (96, 65536, 512),
+        (20000, 300, 40),
+        (200, 136, 30000),
+        (1920, 1920, 16384),
+        (5000, 5000, 8),
+    )
+)
+
 SUITES: dict[str, Suite] = {
     "smoke": Suite((Case(32, 24, 40), Case(17, 19, 23, layout="TT"), Case(8, 8, 8, batch=3)), ("auto",)),
     "sgemm": Suite(_SGEMM, ("auto", "simt")),
-    "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto",)),
+    "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
+    "16bit": Suite(_16BIT, ("auto", "sm90")),
+    "unseen": Suite(_UNSEEN, ("auto", "sm90")),
+    "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

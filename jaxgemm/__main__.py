@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -205,15 +206,8 @@ def _explain(options: argparse.Namespace) -> int:
     try:
         platform = bench.platform_of(options.device)
         with bench.x64(case):
-            a, b = bench.operands(case)
-            found = jaxgemm.explain(
-                a,
-                b,
-                platform=platform,
-                kernel=kernel,
-                **case.gemm_options(),
-                **kernel_options,
-            )
+            call = partial(case.ours, kernel=kernel, **kernel_options)
+            found = jaxgemm.explain(call, *case.operands, platform=platform)
     except jaxgemm.UnsupportedError as error:
         print(f"{case}: {error}", file=sys.stderr)
         return 1

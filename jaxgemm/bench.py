@@ -10,10 +10,10 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 
 import jaxgemm
 from jaxgemm import roofline, timing
@@ -125,6 +125,8 @@ class Row:
             "dtype": case.dtype,
             "out_dtype": case.out_dtype,
             "precision": case.precision if case.dtype == "float32" else None,
+            "bias": case.bias,
+            "activation": case.activation,
             "kernel": self.kernel,
             "chosen": self.chosen,
             "status": self.status,
@@ -175,9 +177,8 @@ class Bench:
         status: dict[str, str] = {}
         for name in kernels:
             kernel, options = parse_kernel(name)
-            call = {**case.gemm_options(), "kernel": kernel, **options}
             with self._caught(name, paths, status):
-                programs[name], paths[name] = _compile(lambda a, b, call=call: jaxgemm.gemm(a, b, **call), case, {})
+                programs[name], paths[name] = _compile(partial(case.ours, kernel=kernel, **options), case, {})
                 chosen[name] = chosen_kernel(case, kernel, options)
         for name, options in self.xla_paths.items():
             with self._caught(f"xla {name}", paths, status):
@@ -209,7 +210,7 @@ class Bench:
     ) -> None:
         inputs = make_inputs(case, self._copies(case, len(programs)), self.seed)
         rows = sample_rows(case, self.seed)
-        reference = reference_rows(case, *inputs[0], rows)
+        reference = reference_rows(case, *inputs[0], rows=rows)
         for name in list(programs):
             with self._caught(name, paths, status):
                 error = relative_error(take_rows(programs[name](*inputs[0]), case, rows), reference)
@@ -271,14 +272,9 @@ def x64(case: Case) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def operands(case: Case) -> list[jax.ShapeDtypeStruct]:
-    """A and B as shapes and types."""
-    return [jax.ShapeDtypeStruct(shape, jnp.dtype(case.dtype)) for shape in case.shapes]
-
-
 def _compile(function: Callable[..., jax.Array], case: Case, options: dict[str, Any]) -> tuple[timing.Program, Path]:
     begin = time.perf_counter()
-    program = jax.jit(function, compiler_options=options or None).lower(*operands(case)).compile()
+    program = jax.jit(function, compiler_options=options or None).lower(*case.operands).compile()
     seconds = time.perf_counter() - begin
     memory = program.memory_analysis()
     return program, Path(compile_s=seconds, temp_bytes=getattr(memory, "temp_size_in_bytes", None))
@@ -288,8 +284,7 @@ def chosen_kernel(case: Case, kernel: str, options: Mapping[str, Any]) -> str:
     """The kernel that runs: the one named, or what "auto" settles on."""
     if kernel != "auto":
         return kernel
-    a, b = operands(case)
-    found = jaxgemm.explain(a, b, kernel=kernel, **case.gemm_options(), **options)
+    found = jaxgemm.explain(partial(case.ours, kernel=kernel, **options), *case.operands)
     return str(found.products[0].kernel)
 
 

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+import jaxgemm
 from jaxgemm import roofline
+from jaxgemm.epilogue import ACTIVATIONS
 
 #: What ``--dtype`` takes, short and long.
 DTYPES = {
@@ -38,6 +40,8 @@ class Case:
         layout: which operand is stored transposed, as in "NT".
         batch: leading batch dimension, or None for none.
         precision: "default" or "highest"; it tells fp32 from tf32 and means nothing for other types.
+        bias: whether a vector of n is added to every row.
+        activation: what is applied last, a name that ``gemm`` takes, or None.
     """
 
     m: int
@@ -47,6 +51,8 @@ class Case:
     layout: str = "NN"
     batch: int | None = None
     precision: str = "highest"
+    bias: bool = False
+    activation: str | None = None
 
     @property
     def out_dtype(self) -> str:
@@ -60,6 +66,12 @@ class Case:
         a = (self.k, self.m) if self.layout[0] == "T" else (self.m, self.k)
         b = (self.n, self.k) if self.layout[1] == "T" else (self.k, self.n)
         return (*lead, *a), (*lead, *b)
+
+    @property
+    def operands(self) -> list[jax.ShapeDtypeStruct]:
+        """A, B, and the bias if there is one, as shapes and types."""
+        a, b = (jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in self.shapes)
+        return [a, b, *([jax.ShapeDtypeStruct((self.n,), jnp.dtype(self.out_dtype))] if self.bias else [])]
 
     @property
     def flops(self) -> int:
@@ -80,32 +92,40 @@ class Case:
         return jax.lax.Precision.HIGHEST if self.precision == "highest" else jax.lax.Precision.DEFAULT
 
     def __str__(self) -> str:
-        """As in "1024x64x64@8 NT bf16"."""
+        """As in "1024x64x64@8 NT bf16 +bias gelu"."""
         batch = "" if self.batch is None else f"@{self.batch}"
         short = next(short for short, name in DTYPES.items() if name == self.dtype)
-        return f"{self.m}x{self.n}x{self.k}{batch} {self.layout} {short}"
+        after = f"{' +bias' if self.bias else ''}{f' {self.activation}' if self.activation else ''}"
+        return f"{self.m}x{self.n}x{self.k}{batch} {self.layout} {short}{after}"
+
+    def ours(self, a: jax.Array, b: jax.Array, bias: jax.Array | None = None, **options: Any) -> jax.Array:
+        """This product by jaxgemm; ``options`` name the kernel and set its options."""
+        return jaxgemm.gemm(a, b, bias=bias, **self.gemm_options(), **options)
 
     def gemm_options(self) -> dict[str, Any]:
         """Keyword arguments of ``jaxgemm.gemm`` that ask for this product."""
         return {
+            "activation": self.activation,
             "transpose_a": self.layout[0] == "T",
             "transpose_b": self.layout[1] == "T",
             "out_dtype": jnp.dtype(self.out_dtype),
             "precision": self.jax_precision,
         }
 
-    def xla(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """The same product by XLA alone."""
+    def xla(self, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        """The same product by XLA alone, in the form that XLA gives its own fused epilogues."""
         first = 0 if self.batch is None else 1
         contract = ((first + (self.layout[0] == "N"),), (first + (self.layout[1] == "T"),))
         lead = tuple(range(first))
-        return jax.lax.dot_general(
+        product = jax.lax.dot_general(
             a,
             b,
             (contract, (lead, lead)),
             precision=self.jax_precision,
             preferred_element_type=jnp.dtype(self.out_dtype),
         )
+        z = product if bias is None else product + bias
+        return z if self.activation is None else ACTIVATIONS[self.activation](z)
 
 
 def parse_dtype(text: str) -> str:
@@ -131,32 +151,32 @@ def parse_shapes(text: str) -> list[tuple[int, int, int, int | None]]:
     return shapes
 
 
-def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, jax.Array]]:
+def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, ...]]:
     """Fresh operands: standard-normal, or over an integer's whole range. Zeros would run faster than data."""
     if jax.default_backend() == "cpu":
         # NumPy is at hand; a program of JAX's would have to be compiled for each shape first.
         rng = np.random.default_rng(seed)
-        pairs = [(_on_host(rng, case, 0), _on_host(rng, case, 1)) for _ in range(copies)]
+        inputs = [tuple(_on_host(rng, x) for x in case.operands) for _ in range(copies)]
     else:
-        generate = jax.jit(lambda key: tuple(map(_on_device, jax.random.split(key), case.shapes, 2 * [case.dtype])))
-        pairs = [generate(key) for key in jax.random.split(jax.random.key(seed), copies)]
-    jax.block_until_ready(pairs)
-    return pairs
+        count = len(case.operands)
+        generate = jax.jit(lambda key: tuple(map(_on_device, jax.random.split(key, count), case.operands)))
+        inputs = [generate(key) for key in jax.random.split(jax.random.key(seed), copies)]
+    jax.block_until_ready(inputs)
+    return inputs
 
 
-def _on_host(rng: np.random.Generator, case: Case, operand: int) -> jax.Array:
-    dtype, shape = jnp.dtype(case.dtype), case.shapes[operand]
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.asarray(rng.integers(256, size=shape, dtype=np.uint8).view(dtype))
-    wide = np.float64 if case.dtype == "float64" else np.float32
-    return jnp.asarray(rng.standard_normal(shape, wide).astype(dtype))
+def _on_host(rng: np.random.Generator, x: jax.ShapeDtypeStruct) -> jax.Array:
+    if x.dtype.itemsize == 1:
+        return jnp.asarray(rng.integers(256, size=x.shape, dtype=np.uint8).view(x.dtype))
+    wide = np.float64 if x.dtype == np.float64 else np.float32
+    return jnp.asarray(rng.standard_normal(x.shape, wide), x.dtype)
 
 
-def _on_device(key: jax.Array, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    if dtype in ("int8", "uint8"):
-        return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint8), jnp.dtype(dtype))
-    wide = jnp.float64 if dtype == "float64" else jnp.float32
-    return jax.random.normal(key, shape, wide).astype(dtype)
+def _on_device(key: jax.Array, x: jax.ShapeDtypeStruct) -> jax.Array:
+    if x.dtype.itemsize == 1:
+        return jax.lax.bitcast_convert_type(jax.random.bits(key, x.shape, jnp.uint8), x.dtype)
+    wide = jnp.float64 if x.dtype == np.float64 else jnp.float32
+    return jnp.asarray(jax.random.normal(key, x.shape, wide), x.dtype)
 
 
 Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # batch index and row of each sampled row
@@ -176,7 +196,9 @@ def take_rows(d: jax.Array, case: Case, rows: Rows) -> npt.NDArray[np.float64]:
     return np.asarray(picked, np.float64)
 
 
-def reference_rows(case: Case, a: jax.Array, b: jax.Array, rows: Rows) -> npt.NDArray[np.float64]:
+def reference_rows(
+    case: Case, a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, rows: Rows
+) -> npt.NDArray[np.float64]:
     """The same rows by NumPy in float64; exact for 8-bit integers, whose sums stay far below 2^53."""
     left = np.asarray(a).reshape(-1, *a.shape[-2:])
     right = np.asarray(b).reshape(-1, *b.shape[-2:])
@@ -189,7 +211,14 @@ def reference_rows(case: Case, a: jax.Array, b: jax.Array, rows: Rows) -> npt.ND
         for begin in range(0, case.n, 2048):
             block = slice(begin, begin + 2048)
             out[here, block] = lines.astype(np.float64) @ matrix[:, block].astype(np.float64)
-    return out
+    if bias is not None:
+        out += np.asarray(bias, np.float64)
+    return out if case.activation is None else _activated(case.activation, out)
+
+
+def _activated(name: str, z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
+        return np.asarray(ACTIVATIONS[name](jnp.asarray(z)))
 
 
 def relative_error(d: npt.NDArray[np.float64], reference: npt.NDArray[np.float64]) -> float:

@@ -12,6 +12,7 @@ from jax.extend.core import Jaxpr
 from jaxgemm import api, roofline
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import default_platform
 from jaxgemm.override import Left, products_left, routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 
@@ -100,7 +101,7 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
         function: a function of ``args`` that calls jaxgemm or is :func:`jaxgemm.override`'s; or the first operand
             of a ``gemm`` whose other arguments follow. Arguments may be arrays or ``jax.ShapeDtypeStruct``.
         *args: the function's arguments.
-        platform: "cuda" or "cpu"; by default the platform that JAX runs on. "cuda" without such a device
+        platform: "cuda" or "cpu"; by default that of JAX's default device. "cuda" without such a device
             explains for an H200.
         **kwargs: the function's keyword arguments, taken as static.
 
@@ -112,8 +113,7 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
     """
     if not callable(function):
         return explain(lambda *operands: api.gemm(*operands, **kwargs), function, *args, platform=platform)
-    target = platform or jax.default_backend()
-    target = "cuda" if target == "gpu" else target
+    target = platform or default_platform()
     closed = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args)
     limits = _limits(target)
     name = limits.name if limits else target

@@ -102,3 +102,10 @@ def device_for(platform: str) -> Device:
         return H200
     major, minor = str(device.compute_capability).split(".")
     return Device("cuda", device.device_kind, int(major) * 10 + int(minor), int(device.core_count))
+
+
+def default_platform() -> str:
+    """The platform of JAX's default device, which ``jax.default_device`` sets."""
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    name = str(getattr(default, "platform", default) or jax.default_backend())
+    return "cuda" if name == "gpu" else name

@@ -1,6 +1,5 @@
 """The command line, what it measures, and what it says when it is asked for nonsense."""
 
-import functools
 import importlib.util
 import json
 import subprocess
@@ -298,6 +297,20 @@ def test_parse_kernel_checks_options(monkeypatch):
             bench.parse_kernel(text)
 
 
+@pytest.mark.parametrize(("bias", "activation"), [(True, None), (False, "silu"), (True, "gelu")])
+def test_an_epilogue_is_part_of_what_is_measured(bias, activation):
+    one = Case(9, 7, 8, bias=bias, activation=activation)
+    (operands,) = case.make_inputs(one, 1, seed=0)
+    assert len(operands) == 2 + bias
+    rows = case.sample_rows(one, seed=1)
+    expected = case.reference_rows(one, *operands, rows=rows)
+    for result in (one.xla(*operands), one.ours(*operands, kernel=OURS)):
+        np.testing.assert_allclose(case.take_rows(result, one, rows), expected, rtol=1e-5, atol=1e-5)
+    (row,) = bench.on_default_device(repeats=3).measure(one)
+    assert row.ours.error < 1e-6
+    assert row.to_json()["problem"].endswith((" +bias" if bias else "") + (f" {activation}" if activation else ""))
+
+
 @pytest.mark.parametrize("layout", case.LAYOUTS)
 @pytest.mark.parametrize("batch", [None, 1, 40])
 def test_the_reference_is_the_product(layout, batch):
@@ -309,7 +322,7 @@ def test_the_reference_is_the_product(layout, batch):
     assert len(rows[0]) == min(7 * (batch or 1), 64)
     whole = (a @ b).reshape(-1, 7, 5)
     expected = whole[rows]
-    np.testing.assert_allclose(case.reference_rows(one, *case.make_inputs(one, 1, seed=0)[0], rows), expected)
+    np.testing.assert_allclose(case.reference_rows(one, *case.make_inputs(one, 1, seed=0)[0], rows=rows), expected)
     np.testing.assert_allclose(case.take_rows(jax.numpy.asarray(a @ b), one, rows), expected, rtol=1e-6)
 
 
@@ -353,8 +366,8 @@ def runner_script(monkeypatch):
 
 
 def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_script):
-    measure_chain = runner_script.chain.measure
-    monkeypatch.setattr(runner_script.chain, "measure", functools.partial(measure_chain, length=3, size=16))
+    short = runner_script.chain.Chain(3, 16, (16, 24), "float32", ())
+    monkeypatch.setitem(runner_script.CHAINS, "chain", short)
     monkeypatch.setattr(runner_script, "digest", lambda: "of the sources")
     monkeypatch.setattr(sys, "argv", ["run.py", "smoke", "chain", "--repeats", "3", "--results", str(tmp_path)])
     assert runner_script.main() == 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import jaxgemm
 from jaxgemm import bench, report
+from jaxgemm.tuning import slug as slug
 
 _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]
@@ -25,11 +25,6 @@ import chain  # noqa: E402
 from chain import CHAINS  # noqa: E402
 from gpu_record import digest  # noqa: E402  # of the sources beside this script, taken to be those that were built
 from shapes import SUITES  # noqa: E402
-
-
-def slug(device: str) -> str:
-    """A folder's name for a device."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def write(file: Path, document: dict[str, Any]) -> None:

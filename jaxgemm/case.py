@@ -68,6 +68,11 @@ class Case:
         return (*lead, *a), (*lead, *b)
 
     @property
+    def plain(self) -> bool:
+        """Whether it is a product and nothing else."""
+        return not self.bias and self.activation is None
+
+    @property
     def operands(self) -> list[jax.ShapeDtypeStruct]:
         """A, B, and the bias if there is one, as shapes and types."""
         a, b = (jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in self.shapes)

@@ -1,11 +1,13 @@
 """Which kernel runs a problem: a pure function of the problem, its precision and the device.
 
-``auto`` takes one of our kernels only where it is known to be at least as fast as XLA's own product, by a
-model that measurements have checked (benchmarks/results); everything else goes to XLA, with the reason.
+``auto`` takes one of our kernels where these were measured against XLA's own product (benchmarks/results): the
+one whose cost model expects the least time, or what jaxgemm/tuning holds for this very product on this device.
+Everything else goes to XLA, with the reason.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
+from jaxgemm import tuning
 from jaxgemm._runtime import ffi
 from jaxgemm.dtypes import KERNEL_DTYPES
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel
@@ -110,7 +113,7 @@ def select(
         UnsupportedError: a kernel asked for by name cannot run the problem.
     """
     if kernel == "xla":
-        return Choice(None, (), 0, "XLA's product was asked for by name")
+        return _xla("XLA's product was asked for by name")
     if kernel == "auto":
         return _automatic(problem, device, precision)
     row = find_kernel(kernel)
@@ -154,17 +157,48 @@ def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple
     return tuple(given.get(name, values[0] if values else 0) for name, values in kernel.options.items())
 
 
+#: The kernels that ``auto`` chooses from, by operand type, on the architectures on which each was measured
+#: against XLA's two paths (benchmarks/results): from, up to, kernels. Elsewhere XLA's product is the known quantity.
+CONTENDERS: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "bfloat16": (90, 90, ("sm90",)),
+    "float16": (90, 90, ("sm90",)),
+    "float32": (90, 90, ("simt",)),
+    "uint8": (90, 90, ("wmma",)),
+}
+
+
 def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> Choice:
+    """The contender that expects to take the least time, unless a measurement of this very product says otherwise."""
     if device.platform != "cuda":
-        return Choice(None, (), 0, f"on {device.platform} XLA's own product is the fastest there is")
+        return _xla(f"on {device.platform} XLA's own product is the fastest there is")
     dtype = problem.dtypes[0]
     if reason := prec.refusal(precision, np.dtype(jnp.dtype(dtype)), False):
-        return Choice(None, (), 0, reason)
+        return _xla(reason)
     if dtype == "float32" and not prec.wants_full_fp32(precision):
-        return Choice(
-            None,
-            (),
-            0,
-            "fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster",
-        )
-    return Choice(None, (), 0, f"no kernel of ours is known to be faster for {dtype}")
+        return _xla("fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster")
+    first, last, names = CONTENDERS.get(dtype, (0, 0, ()))
+    if not first <= device.arch <= last:
+        where = f" on compute capability {device.arch / 10:.1f}" if names else ""
+        return _xla(f"no kernel of ours is known to be faster for {dtype}{where}")
+    if measured := tuning.overrides(device.name).get(tuning.Key.of(problem)):
+        why = f"measured on {device.name}: {measured.us:.1f} us, otherwise {measured.instead_us:.1f} us"
+        if measured.kernel == "xla":
+            return _xla(why)
+        config = configuration(find_kernel(measured.kernel), measured.options)
+        found = resolve(measured.kernel, config, problem, device)
+        if isinstance(found, Choice):
+            return replace(found, why=why)
+    tried = [resolve(name, (), problem, device) for name in names]
+    choices = [found for found in tried if isinstance(found, Choice)]
+    if not choices:
+        return _xla("; ".join(str(reason) for reason in tried))
+    best = min(choices, key=_expected)
+    return replace(best, why=f"expected to be the fastest for {dtype} here")
+
+
+def _expected(choice: Choice) -> float:
+    return choice.considered[0].microseconds if choice.considered else math.inf
+
+
+def _xla(why: str) -> Choice:
+    return Choice(None, (), 0, why)

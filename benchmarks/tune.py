@@ -1,0 +1,129 @@
+"""Finds products for which the cost models choose badly, and writes what is faster to jaxgemm/tuning/<device>.json.
+
+    python benchmarks/tune.py --suite bf16 --suite unseen
+    python benchmarks/tune.py --shapes 4096x4096x512,768x768x768 --dtype bf16 --layout NT
+
+Every product is measured with the best few configurations by each kernel's model, and with both of XLA's paths. An
+entry is written only where something is faster by more than --margin than what the models choose, or than our best
+where that is XLA; entries of products measured again are renewed or dropped. Review the file like code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import sys
+from pathlib import Path
+
+import jax
+
+import jaxgemm
+from jaxgemm import bench, report, tuning
+from jaxgemm.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
+from jaxgemm.kernels import device_for, find_kernel
+from jaxgemm.problem import Problem
+from jaxgemm.select import CONTENDERS, candidates, check
+
+_HERE = Path(__file__).resolve().parent
+sys.path.append(str(_HERE))
+
+from shapes import SUITES  # noqa: E402
+
+_FILES = _HERE.parent / "jaxgemm/tuning"
+
+
+def main() -> int:
+    """Run the command line; returns 1 if a product could not be measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", action="append", default=[], choices=list(SUITES), help="may be repeated")
+    parser.add_argument("--shapes", default="", help="MxNxK or MxNxK@batch, separated by commas")
+    parser.add_argument("--dtype", default="bfloat16", type=parse_dtype, help=f"of --shapes: {', '.join(DTYPES)}")
+    parser.add_argument("--layout", default="NN", choices=LAYOUTS, help="of --shapes")
+    parser.add_argument("--precision", default="highest", choices=PRECISIONS, help="of --shapes, for fp32")
+    parser.add_argument("--candidates", type=int, default=6, help="configurations of a kernel to measure (default 6)")
+    parser.add_argument("--margin", type=float, default=0.03, help="how much faster is worth an entry (default 0.03)")
+    parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
+    parser.add_argument("--output", type=Path, default=_FILES, help="folder of the file (default jaxgemm/tuning)")
+    options = parser.parse_args()
+    try:
+        shapes = parse_shapes(options.shapes) if options.shapes else []
+    except ValueError as error:
+        parser.error(str(error))
+    cases = [case for suite in options.suite for case in SUITES[suite].cases if case.plain]
+    cases += [Case(m, n, k, options.dtype, options.layout, batch, options.precision) for m, n, k, batch in shapes]
+    if not cases:
+        parser.error("nothing to tune: name a --suite or --shapes")
+    runner = bench.on_default_device(repeats=options.repeats, budget_s=0.3)
+    report.print_header(runner)
+    device = report.device_name(runner.device)
+    file = options.output / f"{tuning.slug(device)}.json"
+    entries = tuning.from_json(file.read_text()) if file.exists() else {}
+    fine, lines = True, []
+    with report.progress(len(cases), "tuning") as step:
+        for case in dict.fromkeys(cases):
+            step(str(case))
+            line, ran = _tune(case, runner, entries, options.candidates, options.margin)
+            lines.append((str(case), *line))
+            fine &= ran
+            versions = {"jaxgemm": jaxgemm.__version__, "jax": jax.__version__}
+            date = datetime.datetime.now(datetime.UTC).date().isoformat()
+            options.output.mkdir(parents=True, exist_ok=True)
+            file.write_text(tuning.to_json(device, entries, versions=versions, date=date, margin=options.margin))
+    report.print_table(str(file), ("problem", "fastest", "time", "the model's", "XLA's best"), lines, left=2)
+    return 0 if fine else 1
+
+
+def _tune(
+    case: Case, runner: bench.Bench, entries: dict[tuning.Key, tuning.Override], count: int, margin: float
+) -> tuple[tuple[str, ...], bool]:
+    """Measure one product and renew its entry; a line for the table, and whether it could be measured."""
+    problem = _problem(case, runner)
+    names = _contenders(case, problem, runner, count)
+    if problem is None or not names:
+        return ("no kernel", "-", "-", "-"), True
+    rows = {row.kernel: row for row in runner.measure(case, names) if row.us is not None}
+    times = {name: row.us for name, row in rows.items() if row.us is not None}
+    others = [p.timing.us for row in rows.values() for p in row.xla.values() if p.timing is not None]
+    if names[0] not in times or not others:
+        return ("not measured", "-", "-", "-"), False
+    expected, best, xla = times[names[0]], min(times, key=times.__getitem__), min(others)
+    key = tuning.Key.of(problem)
+    entries.pop(key, None)
+    if xla * (1 + margin) < times[best]:
+        entries[key] = tuning.Override("xla", (), round(xla, 2), round(expected, 2))
+    elif times[best] * (1 + margin) < expected:
+        kernel, chosen = bench.parse_kernel(best)
+        entries[key] = tuning.Override(kernel, tuple(chosen.items()), round(times[best], 2), round(expected, 2))
+    fastest = entries[key].kernel if key in entries and entries[key].kernel == "xla" else best
+    return (fastest, *(report.time_text(us) for us in (min(times[best], xla), expected, xla))), True
+
+
+def _problem(case: Case, runner: bench.Bench) -> Problem | None:
+    platform = "cuda" if runner.device.platform == "gpu" else str(runner.device.platform)
+    found = jaxgemm.explain(lambda *x: case.ours(*x), *case.operands, platform=platform)
+    return found.products[0].decision.problem
+
+
+def _contenders(case: Case, problem: Problem | None, runner: bench.Bench, count: int) -> list[str]:
+    """Kernels with their best configurations, as the bench takes them; what the models choose is first."""
+    device = device_for("cuda" if runner.device.platform == "gpu" else str(runner.device.platform))
+    first, last, names = CONTENDERS.get(case.dtype, (0, 0, ()))
+    if problem is None or not first <= device.arch <= last:
+        return []
+    found: list[tuple[float, str]] = []
+    for name in names:
+        row = find_kernel(name)
+        if check(row, (), problem, device)[0]:
+            continue
+        weighed = candidates(row, (), problem, device)[:count]
+        for candidate in weighed:
+            settings = ",".join(f"{k}={v}" for k, v in zip(row.options, candidate.config, strict=True))
+            found.append((candidate.microseconds, f"{name}:{settings}"))
+        if not weighed:
+            found.append((math.inf, name))
+    return [name for _, name in sorted(found)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Measured choices that ``auto`` prefers to a model's: one JSON file a device, made by benchmarks/tune.py.
+
+A file holds only the products for which the models were seen to be wrong, so it is short, and reviewed like code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jaxgemm.problem import Problem
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """The products that an entry is for: extents, how the operands lie, and types, whatever the epilogue.
+
+    Attributes:
+        m, n, k: extents.
+        batch: products in one call.
+        layout: which operand is stored transposed, as in "NT".
+        dtype: of both operands.
+        out_dtype: of the result.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    layout: str
+    dtype: str
+    out_dtype: str
+
+    @classmethod
+    def of(cls, p: Problem) -> Key:
+        """The key of a problem."""
+        layout = "".join("T" if x.transposed else "N" for x in (p.a, p.b))
+        return cls(p.m, p.n, p.k, p.batch[0] * p.batch[1], layout, p.dtypes[0], p.dtypes[2])
+
+
+@dataclass(frozen=True)
+class Override:
+    """What was fastest.
+
+    Attributes:
+        kernel: a row of the table, or "xla".
+        options: all of the kernel's options.
+        us: its device time when it was measured, in microseconds.
+        instead_us: the time of what would run without the entry.
+    """
+
+    kernel: str
+    options: tuple[tuple[str, int], ...]
+    us: float
+    instead_us: float
+
+
+def slug(device: str) -> str:
+    """A file's name for a device."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def to_json(device: str, entries: dict[Key, Override], **more: Any) -> str:
+    """The content of a device's file."""
+    rows = [{**asdict(key), **asdict(o), "options": dict(o.options)} for key, o in sorted(entries.items())]
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    head = json.dumps({"device": device, **more}, indent=1)[1:-2]
+    return f'{{{head},\n "products": [\n{lines}\n ]\n}}\n' if rows else f'{{{head},\n "products": []\n}}\n'
+
+
+def from_json(text: str) -> dict[Key, Override]:
+    """The entries of such a content."""
+    entries = {}
+    for row in json.loads(text)["products"]:
+        key = Key(**{name: row.pop(name) for name in Key.__dataclass_fields__})
+        entries[key] = Override(**{**row, "options": tuple(row["options"].items())})
+    return entries
+
+
+@cache
+def overrides(device: str) -> dict[Key, Override]:
+    """The entries for a device by its name; none where there is no file."""
+    file = files(__name__) / f"{slug(device)}.json"
+    return from_json(file.read_text()) if file.is_file() else {}

@@ -1,0 +1,152 @@
+"""What auto chooses, by model and by measurement, and the script that measures."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxgemm
+from jaxgemm import select, tuning
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import Device
+from jaxgemm.problem import Problem, plan
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
+AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
+HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
+KEY = tuning.Key(64, 48, 32, 1, "NN", "bfloat16", "bfloat16")
+
+
+def problem(dtype="bfloat16", m=64, n=48, k=32, out=None, epilogue=Epilogue()):  # noqa: B008
+    view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
+
+
+def built(kernel):
+    return jaxgemm.kernels()[[row.name for row in jaxgemm.kernels()].index(kernel)].built
+
+
+cuda = pytest.mark.skipif(not built("sm90"), reason="this build has no CUDA kernels")
+
+
+@cuda
+@pytest.mark.parametrize(
+    ("dtype", "precision", "chosen"),
+    [("bfloat16", None, "sm90"), ("float16", None, "sm90"), ("float32", HIGHEST, "simt")],
+)
+def test_auto_on_hopper(dtype, precision, chosen):
+    choice = select.select(problem(dtype), HOPPER, precision=precision)
+    assert choice.kernel.name == chosen
+    assert dtype in choice.why
+
+
+@cuda
+def test_auto_takes_a_kernel_for_unsigned_bytes():
+    assert select.select(problem("uint8", out="int32"), HOPPER).kernel.name == "wmma"
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "precision", "why"),
+    [
+        (problem("float32"), HOPPER, None, "tf32"),
+        (problem("float64"), HOPPER, None, "no kernel of ours is known to be faster for float64"),
+        (problem(), AMPERE, None, "for bfloat16 on compute capability 8.0"),
+        (problem(), Device("cpu", "cpu", 0, 0), None, "on cpu XLA's own product is the fastest"),
+        (problem(), HOPPER, jax.lax.DotAlgorithmPreset.F32_F32_F32, "precision"),
+    ],
+)
+def test_auto_leaves_the_rest_to_xla(given, device, precision, why):
+    choice = select.select(given, device, precision=precision)
+    assert choice.kernel is None
+    assert why in choice.why
+
+
+@cuda
+def test_a_measurement_comes_before_the_model(monkeypatch):
+    held = {KEY: tuning.Override("sm80", (("tile", 2), ("split_k", 1)), 5.0, 7.5)}
+    monkeypatch.setattr(tuning, "overrides", lambda name: held if name == HOPPER.name else {})
+    for epilogue in (Epilogue(), Epilogue(activation="relu")):
+        choice = select.select(problem(epilogue=epilogue), HOPPER)
+        assert (choice.kernel.name, choice.config) == ("sm80", (2, 1))
+        assert choice.why == "measured on NVIDIA H200: 5.0 us, otherwise 7.5 us"
+    assert select.select(problem(m=65), HOPPER).kernel.name == "sm90"
+    held[KEY] = tuning.Override("xla", (), 5.0, 7.5)
+    assert select.select(problem(), HOPPER).kernel is None
+    assert "measured" in select.select(problem(), HOPPER).why
+
+
+@cuda
+def test_a_measured_configuration_that_does_not_fit_is_passed_over(monkeypatch):
+    held = {KEY: tuning.Override("wmma_tf32", (), 5.0, 7.5)}
+    monkeypatch.setattr(tuning, "overrides", lambda _: held)
+    assert select.select(problem(), HOPPER).kernel.name == "sm90"
+
+
+def test_files_say_what_was_written():
+    other = tuning.Key(1, 2, 3, 7, "TN", "float32", "float32")
+    entries = {
+        KEY: tuning.Override("sm90", (("tile_m", 128), ("split_k", 2)), 5.25, 7.5),
+        other: tuning.Override("xla", (), 1.0, 2.0),
+    }
+    text = tuning.to_json("NVIDIA H200", entries, date="2026-01-01")
+    assert tuning.from_json(text) == entries
+    assert json.loads(text)["date"] == "2026-01-01"
+    assert [row["m"] for row in json.loads(text)["products"]] == [1, 64]
+    assert tuning.from_json(tuning.to_json("NVIDIA H200", {})) == {}
+    assert tuning.overrides("a device without a file") == {}
+
+
+@pytest.mark.parametrize("file", sorted(Path(tuning.__file__).parent.glob("*.json")), ids=lambda f: f.name)
+def test_entries_are_sound(file):
+    content = json.loads(file.read_text())
+    assert tuning.slug(content["device"]) == file.stem
+    for key, entry in tuning.from_json(file.read_text()).items():
+        assert entry.us < entry.instead_us, key
+        if entry.kernel != "xla":
+            row = select.find_kernel(entry.kernel)
+            assert [name for name, _ in entry.options] == list(row.options), key
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("benchmarks_tune", BENCHMARKS / "tune.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("shapes", None)
+
+
+def run(script, monkeypatch, folder, *arguments):
+    monkeypatch.setattr(sys, "argv", ["tune.py", *arguments, "--repeats", "3", "--output", str(folder)])
+    return script.main()
+
+
+@pytest.mark.parametrize(("margin", "entries"), [("1e9", 0), ("-0.999", 1)])
+def test_tuning_keeps_what_is_faster_by_the_margin(script, monkeypatch, tmp_path, capsys, margin, entries):
+    monkeypatch.setattr(script, "CONTENDERS", {"float32": (0, 0, ("host",))})
+    if jax.devices()[0].platform != "cpu":
+        pytest.skip("the script measures on JAX's default device")
+    assert run(script, monkeypatch, tmp_path, "--shapes", "16x24x8", "--dtype", "f32", "--margin", margin) == 0
+    (file,) = tmp_path.glob("*.json")
+    held = tuning.from_json(file.read_text())
+    assert len(held) == entries
+    assert set(held) <= {tuning.Key(16, 24, 8, 1, "NN", "float32", "float32")}
+    assert "16x24x8 NN f32" in capsys.readouterr().out
+
+
+def test_tuning_says_what_no_kernel_covers(script, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(script, "CONTENDERS", {})
+    assert run(script, monkeypatch, tmp_path, "--shapes", "16x24x8", "--dtype", "f32") == 0
+    assert "no kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [(), ("--shapes", "16x24"), ("--suite", "nothing")])
+def test_tuning_refuses_nonsense(script, monkeypatch, tmp_path, capsys, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        run(script, monkeypatch, tmp_path, *arguments)
+    assert "usage" in capsys.readouterr().err

@@ -1,8 +1,9 @@
 """The ladder, every kernel over sizes, beside XLA's two paths: python benchmarks/ladder.py
 
-Results go to benchmarks/results/<device>/ladder.json, written anew after every product. A kernel that computes in
-full fp32 is measured in fp32, precision HIGHEST; the tensor-core kernels in each of their own types, held against XLA
-in those types. `outer_product` is measured over k as well, as its write-up chooses k by that curve.
+Results go to benchmarks/results/<device>/ladder.json, written anew after every product, or, with --sizes or --kernel,
+to ladder_partial.json beside it. A kernel that computes in full fp32 is measured in fp32, precision HIGHEST; the
+tensor-core kernels in each of their own types, held against XLA in those types. `outer_product` is measured over k as
+well, as its write-up chooses k by that curve.
 
     --from FILE    shows a result again, and draws it, without measuring
     --docs         puts the figures into docs/ladder.md and draws docs/ladder.svg
@@ -61,7 +62,7 @@ ARITHMETICS = {
 OVER_SIZES = ("f32", "tf32", "f16")
 
 #: How far from float64 a result may be, in the Frobenius norm. A kernel that is further off is reported as broken.
-TOLERANCE = {"f32": 1e-5, "tf32": 2e-3, "f16": 1e-5, "f16>f16": 1e-3, "bf16": 1e-5, "s8": 0.0, "u8": 0.0, "f64": 1e-14}
+TOLERANCE = {"f32": 1e-5, "tf32": 2e-3, "f16": 3e-4, "f16>f16": 1e-3, "bf16": 3e-4, "s8": 0.0, "u8": 0.0, "f64": 1e-13}
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def plan(kernels: Sequence[str], sizes: Sequence[int] | None, platform: str) -> 
     ]
     if sizes or platform == "cpu":
         return out
+    last = []
     for arithmetic, names in by_arithmetic.items():
         if arithmetic == "f32":
             out.append(("write-up", product(TESLA_P4, arithmetic), names))
@@ -129,10 +131,10 @@ def plan(kernels: Sequence[str], sizes: Sequence[int] | None, platform: str) -> 
         plain = [name for name in names if name != "wmma" or not tiled]
         out.append(("write-up", product(JETSON, arithmetic), plain + tiled))
         if arithmetic == "s8":
-            out.append(("write-up", product(JETSON_INT8, arithmetic), plain + tiled))
+            last.append(("write-up", product(JETSON_INT8, arithmetic), plain + tiled))
     if "outer_product" in kernels:
         out += [("over k", product(shape, "f32"), ["outer_product"]) for shape in OVER_K]
-    return out
+    return out + last
 
 
 def tune(runner: bench.Bench, cases: Iterable[Typed]) -> None:
@@ -185,6 +187,7 @@ def measure(runner: bench.Bench, kernels: Sequence[str], sizes: Sequence[int] | 
     work = plan(kernels, sizes, runner.device.platform)
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = {}
+    sources = digest()
     with contextlib.suppress(KeyboardInterrupt):
         if runner.device.platform != "cpu":
             tune(runner, [case for part, case, _ in work if part != "over k"])
@@ -195,7 +198,8 @@ def measure(runner: bench.Bench, kernels: Sequence[str], sizes: Sequence[int] | 
                 paths = {name: o for name, o in runner.xla_paths.items() if part != "over k" or name != "default"}
                 here = replace(runner, xla_paths=paths or runner.xla_paths)
                 rows += [record(part, row) for row in here.measure(case, names)]
-                document = {**report.document(runner, []), "suite": "ladder", "source_digest": digest(), "rows": rows}
+                document = report.document(runner, [], suite="ladder", source_digest=sources)
+                document["rows"] = rows
                 write(file, document)
     return document
 
@@ -231,6 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ladder_report.check_plot(options.plot)
         except (ImportError, ValueError) as error:
             parser.error(str(error))
+    if options.docs and (options.sizes or options.kernel):
+        parser.error("--docs needs the whole ladder: leave out --sizes and --kernel")
     if options.source is not None:
         document = json.loads(options.source.read_text())
     else:
@@ -244,10 +250,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except (ValueError, StopIteration) as error:
                 parser.error(str(error) or f"{name!r} is no kernel of ours")
         report.print_header(runner)
-        file = options.results / slug(report.device_name(runner.device)) / "ladder.json"
+        name = "ladder_partial.json" if options.sizes or options.kernel else "ladder.json"
+        file = options.results / slug(report.device_name(runner.device)) / name
         document = measure(runner, kernels, options.sizes, file)
     if not document:
         return 1
+    if options.docs and document["platform"] == "cpu":
+        parser.error("docs/ladder.md shows a GPU's figures, and this is a CPU's result")
     ladder_report.show(document, effective=options.effective_ops)
     if options.plot is not None:
         ladder_report.draw(document, options.plot)

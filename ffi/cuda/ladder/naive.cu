@@ -10,8 +10,10 @@ namespace {
 
 constexpr int kBlock = 16;
 
+// Five blocks and not eight on a multiprocessor, with 16 steps of k unrolled: the L1 cache, which is what
+// limits this kernel, serves many reads of few warps a little faster than few reads of many.
 template <typename T>
-__global__ void __launch_bounds__(kBlock* kBlock) naive(const __grid_constant__ TiledProduct<T> p) {
+__global__ void __launch_bounds__(kBlock* kBlock, 5) naive(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
   const int64_t row = int64_t{p.tile_row()} * kBlock + threadIdx.y;
   const int64_t col = int64_t{p.tile_col()} * kBlock + threadIdx.x;
@@ -19,8 +21,14 @@ __global__ void __launch_bounds__(kBlock* kBlock) naive(const __grid_constant__ 
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
     const auto a = p.a.view(batch);
     const auto b = p.b.view(batch);
+    const auto* a_element = a.data + row * a.row_stride;
+    const auto* b_element = b.data + col * b.col_stride;
+    const int64_t a_step = a.col_stride, b_step = b.row_stride;
     Acc sum = 0;
-    for (int64_t i = 0; i < p.k; ++i) sum += convert<Acc>(a(row, i)) * convert<Acc>(b(i, col));
+#pragma unroll 16
+    for (int64_t k_left = p.k; k_left > 0; --k_left, a_element += a_step, b_element += b_step) {
+      sum += convert<Acc>(*a_element) * convert<Acc>(*b_element);
+    }
     p.epilogue.store(batch * p.m * p.n, row, col, sum);
   }
 }

@@ -3,81 +3,33 @@
 //
 // Half the bytes of `wmma_tf32` for twice the depth. The shared rows are padded by 8 elements, 16 bytes, so
 // that the rows a fragment's load touches start in different banks and stay aligned as WMMA demands.
-#include "../device/wmma_tile.cuh"
 #include "ladder.h"
+#include "wmma_tiles.cuh"
 
 namespace jaxgemm::cuda {
 namespace {
 
-namespace wmma = nvcuda::wmma;
+struct Half {
+  using Stored = __half;
+  using Element = __half;
+  static constexpr int kDepth = 16, kPitchA = kDepth + 8, kPitchB = kWmmaBlock + 8;
+  static __device__ __half as(__half x) { return x; }
+};
 
-constexpr int kBlockM = 64, kBlockN = 64, kBlockK = 16;
-constexpr int kWmma = 16;
-constexpr int kWarpM = 32, kWarpN = 32;
-constexpr int kThreads = 128;
-constexpr int kPitchA = kBlockK + 8, kPitchB = kBlockN + 8;
+template <typename T>
+__global__ void __launch_bounds__(kWmmaThreads) wmma_f16(const __grid_constant__ TiledProduct<T> p) {
+  multiply_wmma_tiles<Half>(p);
+}
 
 using HalfTypes = TypeList<Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
                            Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>>;
-using Accumulator = wmma::fragment<wmma::accumulator, kWmma, kWmma, kBlockK, float>;
-using FragmentA = wmma::fragment<wmma::matrix_a, kWmma, kWmma, kBlockK, __half, wmma::row_major>;
-using FragmentB = wmma::fragment<wmma::matrix_b, kWmma, kWmma, kBlockK, __half, wmma::row_major>;
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) wmma_f16(const __grid_constant__ TiledProduct<T> p) {
-  __shared__ alignas(32) __half a_tile[kBlockM][kPitchA];
-  __shared__ alignas(32) __half b_tile[kBlockK][kPitchB];
-  __shared__ alignas(32) float stage[kThreads / 32][kWmma * kWmma];
-  const int warp = threadIdx.x / 32;
-  const int row = warp / (kBlockN / kWarpN) * kWarpM;
-  const int col = warp % (kBlockN / kWarpN) * kWarpN;
-  const int64_t block_row = int64_t{p.tile_row()} * kBlockM;
-  const int64_t block_col = int64_t{p.tile_col()} * kBlockN;
-
-  for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
-    TileA<T, kBlockM, kBlockK, kThreads, 4, AlongK<kPitchA>> a(p, batch, block_row);
-    TileB<T, kBlockN, kBlockK, kThreads, 4, AcrossK<kPitchB>> b(p, batch, block_col);
-    Accumulator acc[2][2];
-    for (auto& fragment_row : acc) {
-      for (auto& fragment : fragment_row) wmma::fill_fragment(fragment, 0.0f);
-    }
-    for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
-      a.fetch(k_left);
-      b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
-      a.put(&a_tile[0][0]);
-      b.put(&b_tile[0][0]);
-      __syncthreads();
-      FragmentA a_fragment[2];
-      FragmentB b_fragment[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        wmma::load_matrix_sync(a_fragment[i], &a_tile[row + i * kWmma][0], kPitchA);
-        wmma::load_matrix_sync(b_fragment[i], &b_tile[0][col + i * kWmma], kPitchB);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) wmma::mma_sync(acc[i][j], a_fragment[i], b_fragment[j], acc[i][j]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        store_fragment(p, p.epilogue, batch, block_row + row + i * kWmma, block_col + col + j * kWmma,
-                       stage[warp], acc[i][j]);
-      }
-    }
-  }
-}
 
 }  // namespace
 
 Status launch_wmma_f16(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   return dispatch_types(HalfTypes{}, p, [&](auto types) {
-    return launch_tiles("wmma_f16", wmma_f16<decltype(types)>, p, buffers, executor, kBlockM, kBlockN,
-                        kThreads);
+    return launch_tiles("wmma_f16", wmma_f16<decltype(types)>, p, buffers, executor, kWmmaBlock, kWmmaBlock,
+                        kWmmaThreads);
   });
 }
 

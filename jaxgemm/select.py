@@ -157,13 +157,12 @@ def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple
     return tuple(given.get(name, values[0] if values else 0) for name, values in kernel.options.items())
 
 
-#: The kernels that ``auto`` chooses from, by operand type, on the architectures on which each was measured
-#: against XLA's two paths (benchmarks/results): from, up to, kernels. Elsewhere XLA's product is the known quantity.
+#: The kernels that ``auto`` chooses from, by operand type, and the architectures for which they were measured: from,
+#: up to, kernels. Elsewhere, and for rows that XLA need not pad, XLA's product is the known quantity.
 CONTENDERS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "bfloat16": (90, 90, ("sm90",)),
     "float16": (90, 90, ("sm90",)),
     "float32": (90, 90, ("simt",)),
-    "uint8": (90, 90, ("wmma",)),
 }
 
 
@@ -188,12 +187,19 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
         found = resolve(measured.kernel, config, problem, device)
         if isinstance(found, Choice):
             return replace(found, why=why)
+    size = np.dtype(jnp.dtype(dtype)).itemsize
+    if all(x.ld * size % _PITCH == 0 for x in (problem.a, problem.b)):
+        return _xla(f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast")
     tried = [resolve(name, (), problem, device) for name in names]
     choices = [found for found in tried if isinstance(found, Choice)]
     if not choices:
         return _xla("; ".join(str(reason) for reason in tried))
     best = min(choices, key=_expected)
     return replace(best, why=f"expected to be the fastest for {dtype} here")
+
+
+#: Bytes that the rows of an operand must be a multiple of, or XLA pads it, or uses its slower kernels.
+_PITCH = 16
 
 
 def _expected(choice: Choice) -> float:

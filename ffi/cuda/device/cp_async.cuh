@@ -21,6 +21,24 @@ __device__ __forceinline__ void cp_async_or_zero(uint32_t shared, const void* gl
   }
 }
 
+// Writes nothing, and does not read, where `on` is false. A predicate rather than a branch, so that the
+// compiler can spread the copies among other instructions.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_if(uint32_t shared, const void* global, bool on) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 16) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(shared),
+        "l"(global), "r"(int(on))
+        : "memory");
+  } else {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %2; }" ::"r"(shared),
+        "l"(global), "n"(kBytes), "r"(int(on))
+        : "memory");
+  }
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's latest groups are under way.

@@ -1,7 +1,6 @@
 // Copies of one operand's tiles from global to shared memory, where a tile always lies K-major: [k][x], x
 // being op(A)'s row or op(B)'s column. Every mode takes part in the same pipeline:
-//   begin(stage, on)             starts the copy of a full tile, if `on`. No branch: the compiler must be
-//   able to
+//   begin(stage, on)             starts the copy of a full tile, if `on`. No branch, so that the compiler can
 //                                spread it among the FMAs
 //   begin_partial(stage, valid)  the same for a tile of fewer than BK values of k; the rest becomes zero
 //   advance(k)                   steps on by that many values of k
@@ -12,7 +11,9 @@
 // first, once, so that only begin_partial pays for it.
 #pragma once
 
+#include "../device/cp_async.cuh"
 #include "../device/operands.cuh"
+#include "../device/ptx.cuh"
 #include "../device/types.cuh"
 
 namespace jaxgemm::cuda::simt {
@@ -22,44 +23,6 @@ namespace jaxgemm::cuda::simt {
 // kRows16:    x is contiguous and every run of 16 bytes is aligned.
 // kConvert:   either, by run-time strides, through registers: elements cp.async cannot move (2 bytes).
 enum class Load { kTranspose, kRows, kRows16, kConvert };
-
-template <int Bytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool on) {
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  if constexpr (Bytes == 16) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(to),
-        "l"(global), "r"(int(on))
-        : "memory");
-  } else {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %2; }" ::"r"(to),
-        "l"(global), "n"(Bytes), "r"(int(on))
-        : "memory");
-  }
-}
-
-// Writes zeros, and does not read, where `valid` is false.
-template <int Bytes>
-__device__ __forceinline__ void copy_async_or_zero(void* shared, const void* global, bool valid) {
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const int bytes = valid ? Bytes : 0;
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(Bytes),
-                 "r"(bytes)
-                 : "memory");
-  }
-}
-
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int Pending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
 
 // X is the tile's extent along x, Pitch the distance in shared memory from k to k + 1.
 template <typename Source, typename Acc, Load Mode, int X, int BK, int Pitch, int Threads>
@@ -71,20 +34,21 @@ __device__ __forceinline__ void add_opaque(int64_t& value, int64_t by) {
   asm("add.s64 %0, %0, %1;" : "+l"(value) : "l"(by));
 }
 
-// 8 lanes along k read a 32-byte sector of a row, 4 rows a warp. A row's further values of k are at constant
-// offsets from its first. Rows outside of the matrix read the last one instead, which spares a predicate per
-// row.
+// 8 lanes along k read a 32-byte sector of a row, 4 rows a warp; 16 lanes where there are more threads than
+// that takes. A row's further values of k are at constant offsets from its first. Rows outside of the matrix
+// read the last one instead, which spares a predicate per row.
 template <typename T, int X, int BK, int Pitch, int Threads>
 struct Copy<T, T, Load::kTranspose, X, BK, Pitch, Threads> {
-  static constexpr int kStep = Threads / 8, kRows = X / kStep;
-  static_assert(X % kStep == 0 && BK % 8 == 0);
+  static constexpr int kAlong = Threads / 8 <= X ? 8 : Threads / X;
+  static constexpr int kStep = Threads / kAlong, kRows = X / kStep;
+  static_assert(X % kStep == 0 && BK % kAlong == 0);
   const char* row[kRows];
   int64_t offset = 0;
   int k, shared;
 
   __device__ __forceinline__ Copy(const T* base, int64_t ld, int64_t x0, int64_t extent, int64_t k0) {
-    k = threadIdx.x % 8;
-    const int x = threadIdx.x / 8;
+    k = threadIdx.x % kAlong;
+    const int x = threadIdx.x / kAlong;
     shared = k * Pitch + x;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -96,17 +60,18 @@ struct Copy<T, T, Load::kTranspose, X, BK, Pitch, Threads> {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-      for (int j = 0; j < BK; j += 8)
-        copy_async<sizeof(T)>(stage + shared + j * Pitch + i * kStep, row[i] + offset + j * sizeof(T), on);
+      for (int j = 0; j < BK; j += kAlong)
+        cp_async_if<sizeof(T)>(shared_address(stage + shared + j * Pitch + i * kStep),
+                               row[i] + offset + j * sizeof(T), on);
     }
   }
   __device__ __forceinline__ void begin_partial(T* stage, int valid) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-      for (int j = 0; j < BK; j += 8)
-        copy_async_or_zero<sizeof(T)>(stage + shared + j * Pitch + i * kStep, row[i] + offset + j * sizeof(T),
-                                      k + j < valid);
+      for (int j = 0; j < BK; j += kAlong)
+        cp_async_or_zero<sizeof(T)>(shared_address(stage + shared + j * Pitch + i * kStep),
+                                    row[i] + offset + j * sizeof(T), k + j < valid);
     }
   }
   __device__ __forceinline__ void advance(int by) { add_opaque(offset, by * int64_t(sizeof(T))); }
@@ -144,9 +109,9 @@ struct CopyRows {
     for (int j = 0; j < kRows; ++j) {
 #pragma unroll
       for (int i = 0; i < kCols; ++i)
-        copy_async<Width * sizeof(T)>(stage + shared + j * kDown * Pitch + i * kAcross * Width,
-                                      first + (offset + j * kDown * pitch) + i * kAcross * Width * sizeof(T),
-                                      i < cols_on);
+        cp_async_if<Width * sizeof(T)>(
+            shared_address(stage + shared + j * kDown * Pitch + i * kAcross * Width),
+            first + (offset + j * kDown * pitch) + i * kAcross * Width * sizeof(T), i < cols_on);
     }
   }
   __device__ __forceinline__ void begin_partial(T* stage, int valid) {
@@ -154,8 +119,8 @@ struct CopyRows {
     for (int j = 0; j < kRows; ++j) {
 #pragma unroll
       for (int i = 0; i < kCols; ++i)
-        copy_async_or_zero<Width * sizeof(T)>(
-            stage + shared + j * kDown * Pitch + i * kAcross * Width,
+        cp_async_or_zero<Width * sizeof(T)>(
+            shared_address(stage + shared + j * kDown * Pitch + i * kAcross * Width),
             first + (offset + j * kDown * pitch) + i * kAcross * Width * sizeof(T),
             i < cols && k + j * kDown < valid);
     }

@@ -8,54 +8,18 @@
 // barrier per stage. The accumulators leave through shared memory: that sums the slices in a fixed order,
 // makes the stores contiguous whatever n's alignment, and keeps one copy of the epilogue's code. Only a plain
 // product of aligned rows is stored straight from registers.
+//
+// A sum of K terms one after another has an error that grows with K's square root, one of sqrt(K) sums of
+// sqrt(K) terms each with its fourth root. So K is summed in chunks; see accumulate.
 #pragma once
 
 #include "copy.cuh"
 #include "finish.cuh"
+#include "home.cuh"
 #include "tile.cuh"
+#include "work.cuh"
 
 namespace jaxgemm::cuda::simt {
-
-// The work is a list: first `whole` output tiles with all of K each, then the other tiles' parts of K, part
-// by part. Tiles are counted through one product after another.
-template <typename Types>
-struct Params {
-  int64_t m, n, k;
-  int64_t tiles, whole;  // in all products; a product has tiles_m * tiles_n
-  unsigned tiles_m, tiles_n;
-  int64_t splits, split_k;  // parts of K, and values of k in each: a multiple of BK; the last gets the rest
-  int64_t batch, inner;     // products: outer * inner
-  Operand<typename Types::A> a;
-  Operand<typename Types::B> b;
-  Epilogue<Types> epilogue;
-  typename Types::Acc* partial;  // sums of the split tiles, [part][tile][BM][BN]
-  bool wide;                     // rows of D, C and bias allow vector accesses
-  bool plain;                    // wide, and neither C nor bias
-
-  int64_t work() const { return whole + (tiles - whole) * splits; }
-};
-
-// Which product and which tile of it. Blocks that run together should share operands in the L2: tiles go down
-// groups of 8 rows, column by column. The caller sees to it that a product's tiles fit in 32 bits.
-struct TileIndex {
-  int64_t batch = 0;
-  unsigned m = 0, n = 0;
-  __device__ __forceinline__ TileIndex(int64_t index, unsigned rows, unsigned cols) {
-    const unsigned product = rows * cols;
-    if (product == 1) {
-      batch = index;
-      return;
-    }
-    if (index >= product) batch = index / product;
-    const unsigned tile = static_cast<unsigned>(index - batch * product);
-    constexpr unsigned kGroup = 8;
-    const unsigned first = tile / (kGroup * cols) * kGroup;
-    const unsigned height = rows - first < kGroup ? rows - first : kGroup;
-    const unsigned in_group = tile - first * cols;
-    m = first + in_group % height;
-    n = in_group / height;
-  }
-};
 
 // A thread's fragment, 16 bytes of shared memory in one access.
 template <typename T, int N>
@@ -74,33 +38,6 @@ __device__ __forceinline__ void load_shared(T (&to)[N], const T* from, int group
   }
 }
 
-// This thread's place in the block. Lanes' bits alternate between the two directions (n m n n m for 4 x 8):
-// then neighbouring lanes agree in one fragment's address, and those two apart in the other's, which is what
-// lets the hardware serve a warp's 128-bit loads in two passes instead of four.
-template <typename Tile>
-struct Place {
-  int slice, row, col;  // row and column of the first of this thread's outputs within the tile
-  __device__ __forceinline__ Place() {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    constexpr int kWarps = Tile::kWarpsM * Tile::kWarpsN;
-    slice = warp / kWarps;
-    const int warp_m = warp % kWarps / Tile::kWarpsN, warp_n = warp % Tile::kWarpsN;
-    int lane_m, lane_n;
-    if constexpr (Tile::kLanesM == 4) {
-      lane_m = (lane >> 1 & 1) | (lane >> 3 & 2);
-      lane_n = (lane & 1) | (lane >> 1 & 6);
-    } else if constexpr (Tile::kLanesM == 8) {
-      lane_m = (lane >> 1 & 1) | (lane >> 2 & 6);
-      lane_n = (lane & 1) | (lane >> 1 & 2);
-    } else {
-      lane_m = lane / Tile::kLanesN;
-      lane_n = lane % Tile::kLanesN;
-    }
-    row = warp_m * Tile::WM + lane_m * Tile::kVec;
-    col = warp_n * Tile::WN + lane_n * Tile::kVec;
-  }
-};
-
 template <typename Tile>
 __device__ __forceinline__ void multiply(typename Tile::Acc (&acc)[Tile::TM][Tile::TN],
                                          const typename Tile::Acc (&a)[Tile::TM],
@@ -116,10 +53,12 @@ __device__ __forceinline__ void multiply(typename Tile::Acc (&acc)[Tile::TM][Til
   }
 }
 
+// The sums over k values of K. Every `chunk` stages they go home and start again from zero, so that a
+// rounding error is one of a short sum's.
 template <typename Tile, typename CopyA, typename CopyB>
 __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][Tile::TN], CopyA& copy_a,
-                                           CopyB& copy_b, int64_t k, const Place<Tile>& place,
-                                           typename Tile::Acc* shared) {
+                                           CopyB& copy_b, int64_t k, uint32_t chunk, const Place<Tile>& place,
+                                           typename Tile::Acc* shared, HomeOf<Tile>& home) {
   using Acc = typename Tile::Acc;
   constexpr int kStages = Tile::kStages, BK = Tile::BK;
   constexpr int kStage = Tile::kStageA + Tile::kStageB;
@@ -145,9 +84,9 @@ __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][T
       copy_a.finish(stage);
       copy_b.finish(stage + Tile::kStageA);
     }
-    copy_commit();
+    cp_async_commit();
   }
-  copy_wait<kStages - 2>();
+  cp_async_wait<kStages - 2>();
   __syncthreads();
 
   const int offset_a = place.slice * Tile::kSliceK * Tile::kPitchA + place.row;
@@ -158,47 +97,58 @@ __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][T
   load_shared(a[0], read + offset_a, kGroupA);
   load_shared(b[0], read + offset_b, kGroupB);
 
+  uint32_t left = static_cast<uint32_t>(tiles);
+  bool first = true;
 #pragma unroll 1
-  for (uint32_t left = static_cast<uint32_t>(tiles); left > 0; --left) {
-    const bool more = left >= kStages;
+  while (true) {
+    const uint32_t stop = left > chunk ? left - chunk : 0;
+#pragma unroll 1
+    for (; left > stop; --left) {
+      const bool more = left >= kStages;
 #pragma unroll
-    for (int kk = 0; kk < Tile::kSliceK; ++kk) {
-      constexpr int kLast = Tile::kSliceK - 1;
-      if (kk == kLast) {
-        // Everybody has read all of this stage, and the next one is complete.
-        copy_a.finish(write);
-        copy_b.finish(write + Tile::kStageA);
-        write = const_cast<Acc*>(read);
-        read = read == shared + (kStages - 1) * kStage ? shared : read + kStage;
-        copy_wait<kStages - 2>();
-        __syncthreads();
+      for (int kk = 0; kk < Tile::kSliceK; ++kk) {
+        constexpr int kLast = Tile::kSliceK - 1;
+        if (kk == kLast) {
+          // Everybody has read all of this stage, and the next one is complete.
+          copy_a.finish(write);
+          copy_b.finish(write + Tile::kStageA);
+          write = const_cast<Acc*>(read);
+          read = read == shared + (kStages - 1) * kStage ? shared : read + kStage;
+          cp_async_wait<kStages - 2>();
+          __syncthreads();
+        }
+        const int next = kk == kLast ? 0 : kk + 1;
+        load_shared(a[(kk + 1) % 2], read + offset_a + next * Tile::kPitchA, kGroupA);
+        load_shared(b[(kk + 1) % 2], read + offset_b + next * Tile::kPitchB, kGroupB);
+        // The copies of one operand stay together: after a shared load, the first asynchronous copy pays a
+        // few issue slots for the hazard between the two.
+        if (kk == 0) copy_a.begin(write, more);
+        if (kk == kLast / 2) {
+          copy_b.begin(write + Tile::kStageA, more);
+          cp_async_commit();
+          copy_a.advance(BK);
+        }
+        if (kk == kLast) copy_b.advance(BK);
+        multiply<Tile>(acc, a[kk % 2], b[kk % 2]);
       }
-      const int next = kk == kLast ? 0 : kk + 1;
-      load_shared(a[(kk + 1) % 2], read + offset_a + next * Tile::kPitchA, kGroupA);
-      load_shared(b[(kk + 1) % 2], read + offset_b + next * Tile::kPitchB, kGroupB);
-      // The copies of one operand stay together: after a shared load, the first asynchronous copy pays a few
-      // issue slots for the hazard between the two.
-      if (kk == 0) copy_a.begin(write, more);
-      if (kk == kLast / 2) {
-        copy_b.begin(write + Tile::kStageA, more);
-        copy_commit();
-        copy_a.advance(BK);
-      }
-      if (kk == kLast) copy_b.advance(BK);
-      multiply<Tile>(acc, a[kk % 2], b[kk % 2]);
     }
+    if constexpr (Tile::kHome == Home::kNone) break;
+    if (!first) home.add_to(acc);
+    if (left == 0) break;
+    home.take(acc);
+    first = false;
   }
-  copy_wait<0>();
+  cp_async_wait<0>();
   __syncthreads();
 }
 
 // The block's tile from the slices' sums in shared memory, V columns at a time, to D or, if given, to
-// `partial`.
+// its `partial`.
 template <int V, typename Types, typename Tile>
 __device__ __forceinline__ void store_tile(const Params<Types>& p, const typename Tile::Acc* sums,
-                                           int64_t batch, int64_t row0, int64_t col0,
-                                           typename Tile::Acc* partial) {
+                                           const OutputTile<typename Tile::Acc>& output) {
   using Wide = Vector<typename Tile::Acc, V>;
+  const auto [batch, row0, col0, partial] = output;
   constexpr int kAcross = Tile::BN / V;
 #pragma unroll 1
   for (int at = threadIdx.x; at < Tile::BM * kAcross; at += Tile::kThreads) {
@@ -241,74 +191,99 @@ __device__ __forceinline__ void store_plain(const Params<Types>& p,
   }
 }
 
+// One tile's sums over the values of K from k0 to k_end, to D or, if given, to `partial`.
+template <typename Types, typename Tile, Load LoadA, Load LoadB>
+__device__ __forceinline__ void multiply_tile(const Params<Types>& p, const Place<Tile>& place,
+                                              typename Tile::Acc* shared, int64_t index, int64_t k0,
+                                              int64_t k_end, typename Tile::Acc* partial) {
+  using Acc = typename Tile::Acc;
+  using CopyA = Copy<typename Types::A, Acc, LoadA, Tile::BM, Tile::BK, Tile::kPitchA, Tile::kThreads>;
+  using CopyB = Copy<typename Types::B, Acc, LoadB, Tile::BN, Tile::BK, Tile::kPitchB, Tile::kThreads>;
+  __shared__ OutputTile<Acc> output;
+  const TileIndex tile(index, p.tiles_m, p.tiles_n);
+  const int64_t row0 = int64_t(tile.m) * Tile::BM, col0 = int64_t(tile.n) * Tile::BN;
+  if (threadIdx.x == 0) output = {tile.batch, row0, col0, partial};
+
+  // One division serves both operands, and none the usual single batch level.
+  const int64_t outer = p.inner == p.batch ? 0 : tile.batch / p.inner, inner = tile.batch - outer * p.inner;
+  const auto* a = p.a.data + outer * p.a.batch_stride[0] + inner * p.a.batch_stride[1];
+  const auto* b = p.b.data + outer * p.b.batch_stride[0] + inner * p.b.batch_stride[1];
+  Acc acc[Tile::TM][Tile::TN] = {};
+  HomeOf<Tile> home(shared);
+  if constexpr (LoadA == Load::kConvert) {
+    CopyA copy_a(a, p.a.transposed ? 1 : p.a.ld, p.a.transposed ? p.a.ld : 1, row0, p.m, k0);
+    CopyB copy_b(b, p.b.transposed ? p.b.ld : 1, p.b.transposed ? 1 : p.b.ld, col0, p.n, k0);
+    accumulate<Tile>(acc, copy_a, copy_b, k_end - k0, p.chunk, place, shared, home);
+  } else {
+    CopyA copy_a(a, p.a.ld, row0, p.m, k0);
+    CopyB copy_b(b, p.b.ld, col0, p.n, k0);
+    accumulate<Tile>(acc, copy_a, copy_b, k_end - k0, p.chunk, place, shared, home);
+  }
+
+  if constexpr (Tile::kSlices == 1) {
+    // The plain product of aligned rows goes straight to D: with a short K the detour below would show.
+    if (p.plain && !output.partial) {
+      store_plain<Types, Tile>(p, acc, output.batch, output.row0 + place.row, output.col0 + place.col);
+      __syncthreads();
+      return;
+    }
+  }
+  // accumulate has waited for every copy and every reader of the stages.
+  Acc* const mine = shared + place.slice * Tile::kSliceD + place.row * Tile::kPitchD + place.col;
+#pragma unroll
+  for (int i = 0; i < Tile::TM; ++i) {
+    Acc* const at = mine + (i / Tile::kVec * Tile::kLanesM * Tile::kVec + i % Tile::kVec) * Tile::kPitchD;
+#pragma unroll
+    for (int j = 0; j < Tile::TN; j += Tile::kVec) {
+      Acc* const to = at + j * Tile::kLanesN;
+      if constexpr (Tile::kVec == 4) {
+        *reinterpret_cast<float4*>(to) = make_float4(acc[i][j], acc[i][j + 1], acc[i][j + 2], acc[i][j + 3]);
+      } else {
+        *reinterpret_cast<double2*>(to) = make_double2(acc[i][j], acc[i][j + 1]);
+      }
+    }
+  }
+  __syncthreads();
+  if (p.wide)
+    store_tile<Tile::kVec, Types, Tile>(p, shared, output);
+  else
+    store_tile<1, Types, Tile>(p, shared, output);
+  __syncthreads();
+}
+
 template <typename Types, typename Tile, Load LoadA, Load LoadB>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     simt_gemm(const __grid_constant__ Params<Types> p) {
   using Acc = typename Tile::Acc;
-  using CopyA = Copy<typename Types::A, Acc, LoadA, Tile::BM, Tile::BK, Tile::kPitchA, Tile::kThreads>;
-  using CopyB = Copy<typename Types::B, Acc, LoadB, Tile::BN, Tile::BK, Tile::kPitchB, Tile::kThreads>;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   Acc* const shared = reinterpret_cast<Acc*>(shared_bytes);
-  const Place<Tile> place;
+  const Place<Tile> place(threadIdx.x);
 
-  const int64_t work = p.whole + (p.tiles - p.whole) * p.splits;
+  const int64_t work = p.whole + p.ranges;
+#pragma unroll 1
   for (int64_t w = blockIdx.x; w < work; w += gridDim.x) {
-    int64_t index = w, k0 = 0, k = p.k;
-    Acc* partial = nullptr;
-    if (w >= p.whole) {
-      const int64_t rest = p.tiles - p.whole, part = (w - p.whole) / rest;
-      index = w - part * rest;
-      k0 = part * p.split_k;
-      k = p.k - k0 < p.split_k ? p.k - k0 : p.split_k;
-      partial = p.partial + (w - p.whole) * (Tile::BM * Tile::BN);
+    // A whole tile, or a range: parts of two tiles at most, and whole tiles between them.
+    int64_t index = w, first = 0, left = p.tile_stages;
+    const int64_t range = w - p.whole;
+    if (range >= 0) {
+      const Cuts cuts(p);
+      const int64_t begin = cuts.begin(range);
+      left = cuts.begin(range + 1) - begin;
+      index = begin / p.tile_stages;
+      first = begin - index * p.tile_stages;
+      index += p.whole;
     }
-    const TileIndex tile(index, p.tiles_m, p.tiles_n);
-    const int64_t row0 = int64_t(tile.m) * Tile::BM, col0 = int64_t(tile.n) * Tile::BN;
-
-    // One division serves both operands, and none the usual single batch level.
-    const int64_t outer = p.inner == p.batch ? 0 : tile.batch / p.inner, inner = tile.batch - outer * p.inner;
-    const auto* a = p.a.data + outer * p.a.batch_stride[0] + inner * p.a.batch_stride[1];
-    const auto* b = p.b.data + outer * p.b.batch_stride[0] + inner * p.b.batch_stride[1];
-    Acc acc[Tile::TM][Tile::TN] = {};
-    if constexpr (LoadA == Load::kConvert) {
-      CopyA copy_a(a, p.a.transposed ? 1 : p.a.ld, p.a.transposed ? p.a.ld : 1, row0, p.m, k0);
-      CopyB copy_b(b, p.b.transposed ? p.b.ld : 1, p.b.transposed ? 1 : p.b.ld, col0, p.n, k0);
-      accumulate<Tile>(acc, copy_a, copy_b, k, place, shared);
-    } else {
-      CopyA copy_a(a, p.a.ld, row0, p.m, k0);
-      CopyB copy_b(b, p.b.ld, col0, p.n, k0);
-      accumulate<Tile>(acc, copy_a, copy_b, k, place, shared);
-    }
-
-    if constexpr (Tile::kSlices == 1) {
-      // The plain product of aligned rows goes straight to D: with a short K the detour below would show.
-      if (p.plain && !partial) {
-        store_plain<Types, Tile>(p, acc, tile.batch, row0 + place.row, col0 + place.col);
-        continue;
-      }
-    }
-    // accumulate has waited for every copy and every reader of the stages.
-    Acc* const mine = shared + place.slice * Tile::kSliceD + place.row * Tile::kPitchD + place.col;
-#pragma unroll
-    for (int i = 0; i < Tile::TM; ++i) {
-      Acc* const at = mine + (i / Tile::kVec * Tile::kLanesM * Tile::kVec + i % Tile::kVec) * Tile::kPitchD;
-#pragma unroll
-      for (int j = 0; j < Tile::TN; j += Tile::kVec) {
-        Acc* const to = at + j * Tile::kLanesN;
-        if constexpr (Tile::kVec == 4) {
-          *reinterpret_cast<float4*>(to) =
-              make_float4(acc[i][j], acc[i][j + 1], acc[i][j + 2], acc[i][j + 3]);
-        } else {
-          *reinterpret_cast<double2*>(to) = make_double2(acc[i][j], acc[i][j + 1]);
-        }
-      }
-    }
-    __syncthreads();
-    if (p.wide)
-      store_tile<Tile::kVec, Types, Tile>(p, shared, tile.batch, row0, col0, partial);
-    else
-      store_tile<1, Types, Tile>(p, shared, tile.batch, row0, col0, partial);
-    __syncthreads();
+#pragma unroll 1
+    do {
+      const int64_t last = left < p.tile_stages - first ? first + left : p.tile_stages;
+      const bool part = last - first < p.tile_stages;
+      multiply_tile<Types, Tile, LoadA, LoadB>(
+          p, place, shared, index, first * Tile::BK, last * Tile::BK < p.k ? last * Tile::BK : p.k,
+          part ? p.partial + Cuts::slot(range, index - p.whole) * (Tile::BM * Tile::BN) : nullptr);
+      left -= last - first;
+      first = 0;
+      ++index;
+    } while (left > 0);
   }
 }
 

@@ -5,16 +5,16 @@
 // stage. What share of the slots is used depends on how many warps are there to hide latency, and on how busy
 // shared memory is. A block is also no faster than its copies come out of the L2, nor the whole than D and
 // the operands cross the memory bus, nor than the bytes in flight allow. The busiest multiprocessor decides.
-// Splitting K buys blocks and pays with a pass over the partial sums.
+// Cuts along K share the work out evenly and pay with a pass over the parts' sums.
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "plan.cuh"
 
 namespace jaxgemm::cuda::simt {
 namespace {
-
-constexpr int kReferenceMultiprocessors = 132;  // sets the bound on workspace, see workspace_bytes
 
 // Rates of the chip the kernel was tuned on, in bytes per clock (1.98 GHz). Their ratios to the issue rate
 // are what counts, and those are alike on the other chips it runs on.
@@ -23,12 +23,32 @@ constexpr double kL2Rate = 42;           // per multiprocessor
 constexpr double kMemoryLatency = 1600;  // clocks under load
 constexpr double kSharedRate = 0.85;     // passes per clock that a multiprocessor's shared memory sustains
 constexpr double kLaunch = 3500;         // clocks
-constexpr double kBlockOverhead = 1700;  // clocks: start, the first copies' latency, last stores
+constexpr double kBlockOverhead = 700;   // clocks: start, the first copies' latency, last stores
+constexpr double kWait = 2000;           // clocks: for copies that start too late, of a two-stage pipeline
 constexpr double kFirstCopies = 12;      // clocks per instruction of a warp's copies before its first FMA
 constexpr double kMixedParts = 1.3;      // parts of tiles take longer beside whole tiles than alone: measured
+constexpr double kApart = 0.03;          // blocks at different k share nothing in the L1
 constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
+constexpr double kL2Bytes = 40e6;         // operands that it holds beside what else is there
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How many stages a thread sums up before that joins its sum so far; kNoChunks if all of them. An eighth of K
+// costs little whatever K is, and chunks of 256 values make the error of K = 8192 that of K = 288. They
+// follow from K and the tile alone.
+unsigned chunk_stages(const GemmProblem& p, const TileInfo& t, const Chip& chip) {
+  const auto eighth = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.k) / 8));
+  const int64_t values = std::clamp<int64_t>(eighth, 64, 256);
+  const bool home = t.home == Home::kRegisters || (t.home == Home::kShared && has_room_for_chunks(chip));
+  if (!home || p.k <= values * t.slices) return kNoChunks;
+  return static_cast<unsigned>(values / t.slice_k());
+}
+
+int64_t resident_blocks(const TileInfo& t, const Chip& chip, bool chunked) {
+  constexpr size_t kReserved = 1024;  // by the system, for each block
+  const auto fit = static_cast<int64_t>(chip.shared_bytes / (t.shared_bytes[chunked] + kReserved));
+  return std::clamp<int64_t>(fit, 1, t.blocks_per_sm);
+}
 
 // Warp instructions to copy one stage of an operand of extent x.
 double copy_slots(Load load, const TileInfo& t, int x) {
@@ -37,7 +57,7 @@ double copy_slots(Load load, const TileInfo& t, int x) {
     case Load::kTranspose:
       return elements * 2;  // the copy itself, and half of a 64-bit address
     case Load::kRows:
-      return elements * 3;
+      return elements * 4;
     case Load::kRows16:
       return elements / t.vec * 3;
     case Load::kConvert:
@@ -61,6 +81,7 @@ double contended(double x, double y) { return std::sqrt(std::sqrt(x * x * x * x 
 struct Cost {
   const GemmProblem& p;
   double multiprocessors;
+  double resident;
   Load load_a, load_b;
   double fma_clocks;  // issue slots per FMA: 2 for f64, at half rate
 
@@ -78,13 +99,16 @@ struct Cost {
 
   double operator()(const TileInfo& t, const Plan& plan, int64_t tiles) const {
     const double stages = static_cast<double>(ceil_div(p.k, t.bk));
-    const double part_stages = static_cast<double>(ceil_div(std::min(p.k, plan.split_k), t.bk));
+    const double whole = static_cast<double>(plan.whole), rest = static_cast<double>(tiles - plan.whole);
+    const double ranges = static_cast<double>(plan.ranges);
+    const double range_stages = ranges > 0 ? rest * stages / ranges : stages;
     const double warps = t.threads / 32.0;
 
     const double fma = fma_clocks * t.bm * t.bn * t.bk / 32.0;
     const double fragments = warps * (t.bk / t.slices) * (t.tm + t.tn) / t.vec;
     const double copies = copy_slots(load_a, t, t.bm) + copy_slots(load_b, t, t.bn);
-    const double slots = fma + fragments + copies + 40 * warps;
+    double slots = fma + fragments + copies + 40 * warps;
+    if (plan.chunk != kNoChunks) slots += warps * (t.tm * t.tn) * 2.5 / plan.chunk;
     const double epilogue = 12.0 * t.bm * t.bn / 32.0 * (1 + (t.slices - 1) / 4.0);
     const double acc_bytes = 16.0 / t.vec;
     const double stage_bytes = static_cast<double>((t.bm + t.bn) * t.bk) * acc_bytes;
@@ -92,7 +116,9 @@ struct Cost {
     // Passes through shared memory: two for a 128-bit load by a warp, one per row for the transposing copy.
     const double passes = fragments * 2 + copy_passes(load_a, t, t.bm) + copy_passes(load_b, t, t.bn);
 
-    const double overhead = kBlockOverhead + kFirstCopies * (t.stages - 1) * copies / warps;
+    const double first_stages = std::min<double>(t.stages - 1, range_stages);
+    const double overhead =
+        kBlockOverhead + kWait / (t.stages - 1) + kFirstCopies * first_stages * copies / warps;
 
     // `count` blocks of so many stages, side by side on one multiprocessor.
     const auto together = [&](double count, double block_stages) {
@@ -101,12 +127,18 @@ struct Cost {
       const double l2 = stage_bytes * block_stages / kL2Rate;
       return count * std::max(contended(issue, shared), l2) + overhead;
     };
-    const double resident = t.blocks_per_sm;
-    const double whole = static_cast<double>(plan.whole), rest = static_cast<double>(tiles - plan.whole);
-    const double parts = plan.splits > 1 ? rest * static_cast<double>(plan.splits) : 0;
+    // Parts of tiles that the ranges consist of, and those of them that a cut made.
+    const auto common = static_cast<double>(std::gcd(plan.ranges, tiles - plan.whole));
+    const double parts =
+        plan.ranges % std::max<int64_t>(tiles - plan.whole, 1) == 0 ? ranges : ranges + rest - common;
+    const double cut = std::min(parts, 2 * (ranges - common));
     double clocks = 0;
-    if (whole + parts <= multiprocessors * resident) {
-      clocks = together(std::ceil((whole + parts) / multiprocessors), parts > 0 ? part_stages : stages);
+    if (whole + ranges <= multiprocessors * resident) {
+      const double count = std::ceil((whole + ranges) / multiprocessors);
+      clocks = together(count, range_stages);
+      if (ranges > 0) clocks *= 1 + kApart * (count - 1);
+      // A block that begins another part leaves the multiprocessor to the others meanwhile.
+      if (ranges > 0) clocks += (parts / ranges - 1) * (overhead / count + count * epilogue / 4);
     } else {
       // A multiprocessor gets its next block when one of its blocks is done, and some get one more than their
       // share.
@@ -116,27 +148,28 @@ struct Cost {
         return full * together(resident, block_stages) + (last > 0 ? together(last, block_stages) : 0) -
                hidden;
       };
-      const double share = resident > 1
-                               ? std::max(std::ceil(whole / multiprocessors), whole / multiprocessors + 0.3)
-                               : std::ceil(whole / multiprocessors);
-      if (parts > 0) {
+      const double even = whole / multiprocessors;
+      const bool in_rounds = std::fmod(whole, multiprocessors * resident) == 0;
+      const double share =
+          resident > 1 && !in_rounds ? std::max(std::ceil(even), even + 0.3) : std::ceil(even);
+      if (ranges > 0) {
         clocks = whole / multiprocessors / resident * together(resident, stages) +
-                 kMixedParts * rounds(std::ceil(parts / multiprocessors) + 1, part_stages);
+                 kMixedParts * rounds(std::ceil(ranges / multiprocessors) + 1, range_stages);
       } else {
         clocks = rounds(share, stages);
       }
     }
 
-    const double blocks = whole + parts;
+    const double blocks = whole + ranges;
     const double active = std::min(blocks, multiprocessors);
     const double per_sm = std::min(std::ceil(blocks / multiprocessors), resident);
-    const double in_flight = active * per_sm * stage_bytes * std::min<double>(t.stages - 1, part_stages);
+    const double in_flight = active * per_sm * stage_bytes * first_stages;
     const double memory = traffic() / std::min(kMemoryRate, in_flight / kMemoryLatency);
     // The two overlap, but not what a block loads before its first FMA.
-    const double first = std::min(1.0, (t.stages - 1) / std::max(1.0, part_stages));
+    const double first = std::min(1.0, (t.stages - 1) / std::max(1.0, range_stages));
     clocks = kLaunch + std::max(clocks, memory) + (0.2 + 0.6 * first) * std::min(clocks, memory);
 
-    if (plan.splits > 1) clocks += kReduceOverhead + 2 * parts * t.bm * t.bn * acc_bytes / kMemoryRate;
+    if (cut > 0) clocks += kReduceOverhead + 2 * cut * t.bm * t.bn * acc_bytes / kMemoryRate;
     return clocks;
   }
 };
@@ -146,9 +179,11 @@ int64_t tile_total(const GemmProblem& p, const TileInfo& t) {
 }
 
 size_t partial_bytes(const GemmProblem& p, const Plan& plan) {
-  if (plan.splits <= 1) return 0;
+  if (plan.ranges == 0) return 0;
   const TileInfo& t = tiles_for(p)[plan.tile];
-  return static_cast<size_t>((tile_total(p, t) - plan.whole) * plan.splits) * t.bm * t.bn * (16 / t.vec);
+  // One more than the last slot: see Cuts.
+  const int64_t slots = plan.ranges + tile_total(p, t) - plan.whole - 1;
+  return static_cast<size_t>(slots) * t.bm * t.bn * (16 / t.vec);
 }
 
 Load load_for(const Matrix& x, bool rows_contiguous, int64_t extent, const void* data, const TileInfo& any) {
@@ -173,47 +208,60 @@ Loads loads_for(const GemmProblem& p, const void* a, const void* b) {
   return loads;
 }
 
-// The best split of K for one tile: none, of all tiles, or of those that full rounds of the chip leave over.
-Plan best_split(const GemmProblem& p, int tile, Loads loads, int multiprocessors, size_t workspace) {
+// The best cuts for one tile: none, of all tiles, or of those that whole rounds of the chip leave over.
+Plan best_cuts(const GemmProblem& p, int tile, Loads loads, const Chip& chip, size_t workspace) {
   const TileInfo& t = tiles_for(p)[tile];
-  const Cost cost{p, static_cast<double>(multiprocessors), loads.a, loads.b, p.d == DType::kF64 ? 2.0 : 1.0};
-  const int64_t tiles = tile_total(p, t);
-  const int64_t wave = int64_t{multiprocessors} * t.blocks_per_sm;
-  Plan best{.tile = tile,
-            .whole = tiles,
-            .split_k = ceil_div(p.k, t.bk) * t.bk,
-            .load_a = loads.a,
-            .load_b = loads.b};
+  Plan best{.tile = tile, .chunk = chunk_stages(p, t, chip), .load_a = loads.a, .load_b = loads.b};
+  const int64_t tiles = best.whole = tile_total(p, t);
+  const int64_t resident = resident_blocks(t, chip, best.chunk != kNoChunks);
+  const int64_t wave = chip.multiprocessors * resident;
+  const Cost cost{p,
+                  static_cast<double>(chip.multiprocessors),
+                  static_cast<double>(resident),
+                  loads.a,
+                  loads.b,
+                  p.d == DType::kF64 ? 2.0 : 1.0};
   best.cycles = cost(t, best, tiles);
-  const auto keep_better = [&](Plan plan) {
-    plan.cycles = cost(t, plan, tiles);
-    if (plan.cycles < best.cycles) best = plan;
-  };
-  const int64_t whole = tiles / wave * wave, rest = tiles - whole;
-  if (rest == 0) return best;
-  // From half the multiprocessors busy to two waves of parts, none of them shorter than four stages. Launches
-  // pay for every candidate, so the steps are coarse.
-  const int64_t fewest = std::max<int64_t>(2, multiprocessors / (2 * rest));
-  for (int64_t wanted = fewest; rest * wanted <= 2 * wave; wanted += std::max<int64_t>(1, wanted / 6)) {
+
+  // Ranges shorter than four stages only wait for their first copies.
+  const int64_t stages = ceil_div(p.k, t.bk);
+  const auto consider = [&](int64_t whole, int64_t ranges) {
+    if ((tiles - whole) * stages / ranges < 4) return false;
     Plan plan = best;
     plan.whole = whole;
-    plan.split_k = ceil_div(ceil_div(p.k, wanted), t.bk) * t.bk;
-    if (plan.split_k < 4 * t.bk) break;
-    plan.splits = ceil_div(p.k, plan.split_k);
-    if (plan.splits < 2 || partial_bytes(p, plan) > workspace) continue;
-    keep_better(plan);
+    plan.ranges = ranges;
+    if (partial_bytes(p, plan) > workspace) return true;
+    plan.cycles = cost(t, plan, tiles);
+    if (plan.cycles < best.cycles) best = plan;
+    return true;
+  };
+  const int64_t rounds = tiles / wave * wave;
+  if (rounds == tiles) return best;
+  // Ranges that every multiprocessor gets as many of. Ranges reach each stage of K at a different time, so
+  // all the operands must stay in the L2.
+  const bool few = cost.traffic() < kL2Bytes;
+  for (int64_t r = resident; r > 0 && r * chip.multiprocessors >= tiles / 8; --r) {
+    if (few) consider(0, r * chip.multiprocessors);
+  }
+  if (rounds > 0) consider(rounds - wave, wave);
+  // Plain split-K, from half the multiprocessors busy to two waves of parts. Launches pay for every
+  // candidate, so the steps are coarse.
+  const int64_t rest = tiles - rounds;
+  const int64_t fewest = std::max<int64_t>(2, chip.multiprocessors / (2 * rest));
+  for (int64_t parts = fewest; rest * parts <= 2 * wave; parts += std::max<int64_t>(1, parts / 6)) {
+    if (!consider(rounds, rest * parts)) break;
   }
   return best;
 }
 
-Plan search(const GemmProblem& p, const void* a, const void* b, int multiprocessors, size_t workspace) {
+Plan search(const GemmProblem& p, const void* a, const void* b, const Chip& chip, size_t workspace) {
   const Loads loads = loads_for(p, a, b);
   if (const int64_t asked = tile_option(p)) {
-    return best_split(p, static_cast<int>(asked) - 1, loads, multiprocessors, workspace);
+    return best_cuts(p, static_cast<int>(asked) - 1, loads, chip, workspace);
   }
-  Plan best = best_split(p, 0, loads, multiprocessors, workspace);
+  Plan best = best_cuts(p, 0, loads, chip, workspace);
   for (int tile = 1; tile < static_cast<int>(tiles_for(p).size()); ++tile) {
-    const Plan plan = best_split(p, tile, loads, multiprocessors, workspace);
+    const Plan plan = best_cuts(p, tile, loads, chip, workspace);
     if (plan.cycles < best.cycles) best = plan;
   }
   return best;
@@ -239,7 +287,7 @@ size_t workspace_bytes(const GemmProblem& p) {
   const void* unaligned = reinterpret_cast<const void*>(uintptr_t{1});
   const void* aligned = nullptr;
   const auto bytes = [&](const void* data) {
-    return partial_bytes(p, search(p, data, data, kReferenceMultiprocessors, SIZE_MAX));
+    return partial_bytes(p, search(p, data, data, Chip{}, SIZE_MAX));
   };
   return std::max(bytes(aligned), bytes(unaligned));
 }
@@ -252,7 +300,7 @@ std::vector<Candidate> rank_tiles(const GemmProblem& p, int multiprocessors) {
   std::vector<Candidate> ranked;
   for (int tile = 0; tile < static_cast<int>(tiles_for(p).size()); ++tile) {
     if (asked != 0 && asked != tile + 1) continue;
-    const Plan plan = best_split(p, tile, loads, multiprocessors, SIZE_MAX);
+    const Plan plan = best_cuts(p, tile, loads, Chip{.multiprocessors = multiprocessors}, SIZE_MAX);
     ranked.push_back({{tile + 1}, plan.cycles / kClocksPerMicrosecond});
   }
   std::stable_sort(ranked.begin(), ranked.end(),
@@ -260,10 +308,13 @@ std::vector<Candidate> rank_tiles(const GemmProblem& p, int multiprocessors) {
   return ranked;
 }
 
-Plan make_plan(const GemmProblem& p, const void* a, const void* b, int multiprocessors) {
-  const Plan plan = search(p, a, b, multiprocessors, SIZE_MAX);
-  if (plan.splits == 1 || multiprocessors == kReferenceMultiprocessors) return plan;
-  return search(p, a, b, multiprocessors, workspace_bytes(p));
+Plan make_plan(const GemmProblem& p, const void* a, const void* b, const Chip& chip) {
+  const Plan plan = search(p, a, b, chip, SIZE_MAX);
+  const Chip reference;
+  if (plan.ranges == 0 ||
+      (chip.multiprocessors == reference.multiprocessors && chip.shared_bytes == reference.shared_bytes))
+    return plan;
+  return search(p, a, b, chip, workspace_bytes(p));
 }
 
 }  // namespace jaxgemm::cuda::simt

@@ -1,4 +1,4 @@
-// How a problem is run: tile, split of K and copy modes, by a cost model and nothing else. Host code only.
+// How a problem is run: tile, cuts and copy modes, by a cost model and nothing else. Host code only.
 #pragma once
 
 #include <span>
@@ -11,16 +11,29 @@
 
 namespace jaxgemm::cuda::simt {
 
-// The first `whole` output tiles take all of K each; the rest, which would keep only a part of the chip busy,
-// are split along K and summed up by a second kernel. whole == 0 is plain split-K, splits == 1 none.
+// What a plan needs to know of a chip. The workspace must be known before the chip is, so its bound comes
+// from the one that this is unless said otherwise.
+struct Chip {
+  int multiprocessors = 132;
+  size_t shared_bytes = 228 << 10;  // of one multiprocessor
+};
+
+// The first `whole` output tiles take a block each; the rest is cut into `ranges` equal runs of stages, a
+// block each, and a second kernel sums up the tiles that were cut: see work.cuh. ranges == 0 means that all
+// tiles are whole, a multiple of the other tiles plain split-K.
 struct Plan {
   int tile = 0;  // index into tiles_for(p)
   int64_t whole = 0;
-  int64_t splits = 1;   // parts of K of each remaining tile
-  int64_t split_k = 0;  // values of k per part, a multiple of the tile's BK
+  int64_t ranges = 0;
+  unsigned chunk = 0;  // stages, see chunk_stages
   Load load_a = Load::kRows, load_b = Load::kRows;
   double cycles = 0;  // the model's estimate
 };
+
+constexpr unsigned kNoChunks = ~0u;
+
+// Where shared memory holds no sums beside the stages, slices sum up all of K in one go.
+constexpr bool has_room_for_chunks(const Chip& chip) { return chip.shared_bytes >= (160 << 10); }
 
 std::span<const TileInfo> tiles_for(const GemmProblem& p);
 
@@ -30,10 +43,10 @@ int64_t tile_option(const GemmProblem& p);
 // An upper bound on a launch's workspace, the same on every device.
 size_t workspace_bytes(const GemmProblem& p);
 
-// The tiles, or the one asked for, with the time expected of each at its best split; the shortest first.
+// The tiles, or the one asked for, with the time expected of each at its best cuts; the shortest first.
 std::vector<Candidate> rank_tiles(const GemmProblem& p, int multiprocessors);
 
 // `a` and `b` decide, with the strides, whether 16-byte copies are possible.
-Plan make_plan(const GemmProblem& p, const void* a, const void* b, int multiprocessors);
+Plan make_plan(const GemmProblem& p, const void* a, const void* b, const Chip& chip);
 
 }  // namespace jaxgemm::cuda::simt

@@ -1,9 +1,11 @@
-// The second half of split-K: adds up the parts of each split tile in a fixed order and finishes D.
+// The second half of a product whose tiles are cut: adds up each cut tile's parts in order and finishes D.
 //
 // Few outputs with many parts need the parts spread over threads as well, or a handful of threads would wait
 // for hundreds of loads one after another. So a block's threads form groups, each adds up a run of parts, and
 // the first group adds up the groups. The grouping follows from the problem, so the bits never change.
 #pragma once
+
+#include <algorithm>
 
 #include "kernel.cuh"
 
@@ -11,47 +13,56 @@ namespace jaxgemm::cuda::simt {
 
 constexpr int kReduceThreads = 256;
 
-template <typename Types, int V>
+// Sums are read 16 bytes at a time and finished W elements at a time.
+template <typename Types, int W>
 __global__ void __launch_bounds__(kReduceThreads)
     simt_reduce(const __grid_constant__ Params<Types> p, int bm, int bn, int groups) {
   using Acc = typename Types::Acc;
-  using Wide = Vector<Acc, V>;
+  constexpr int kVec = 16 / sizeof(Acc);
+  using Wide = Vector<Acc, kVec>;
   __shared__ Wide shared[kReduceThreads];
   const int lanes = kReduceThreads / groups;
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
-  const int tile_size = bm * bn, across = bn / V;
-  const int64_t rest = p.tiles - p.whole;
+  const int tile_size = bm * bn, run = lanes * kVec;  // elements that the block adds up at a time
+  const Cuts cuts(p);
+  for (int64_t t = blockIdx.x; t < cuts.tiles; t += gridDim.x) {
+    const int64_t first = cuts.range_of(t * cuts.tile_stages);
+    const int64_t parts = cuts.range_of((t + 1) * cuts.tile_stages - 1) - first + 1;
+    if (parts == 1) continue;  // no cut: already in D
+    const TileIndex tile(p.whole + t, p.tiles_m, p.tiles_n);
+    const int64_t row0 = int64_t(tile.m) * bm, col0 = int64_t(tile.n) * bn;
+    const int64_t per_group = (parts + groups - 1) / groups;
+    const int64_t begin = group * per_group;
+    const int64_t end = begin + per_group < parts ? begin + per_group : parts;
+    const Acc* const partial = p.partial + Cuts::slot(first, t) * tile_size;
 
-  const int at = (blockIdx.y * lanes + lane) * V;
-  const bool in_tile = at < tile_size;
-  for (int64_t t = blockIdx.x; t < rest; t += gridDim.x) {
-    Wide sum{};
-    if (in_tile) {
-      const int64_t per_group = (p.splits + groups - 1) / groups;
-      const int64_t begin = group * per_group;
-      const int64_t end = begin + per_group < p.splits ? begin + per_group : p.splits;
+    for (int base = blockIdx.y * run; base < tile_size; base += gridDim.y * run) {
+      Wide sum{};
+      if (base + lane * kVec < tile_size) {
+        const Acc* const from = partial + base + lane * kVec;
 #pragma unroll 4
-      for (int64_t s = begin; s < end; ++s) {
-        const Wide part = *reinterpret_cast<const Wide*>(p.partial + (s * rest + t) * tile_size + at);
+        for (int64_t s = begin; s < end; ++s) {
+          const Wide part = *reinterpret_cast<const Wide*>(from + s * tile_size);
 #pragma unroll
-        for (int v = 0; v < V; ++v) sum.x[v] += part.x[v];
+          for (int v = 0; v < kVec; ++v) sum.x[v] += part.x[v];
+        }
       }
-    }
-    if (groups > 1) {
       shared[threadIdx.x] = sum;
       __syncthreads();
-      for (int g = 1; group == 0 && g < groups; ++g) {
-        const Wide part = shared[g * lanes + lane];
+#pragma unroll 1
+      for (int at = threadIdx.x * W; at < run && base + at < tile_size; at += kReduceThreads * W) {
+        const Acc* const sums = reinterpret_cast<const Acc*>(shared) + at;
+        auto total = *reinterpret_cast<const Vector<Acc, W>*>(sums);
+        for (int g = 1; g < groups; ++g) {
+          const auto more = *reinterpret_cast<const Vector<Acc, W>*>(sums + g * run);
 #pragma unroll
-        for (int v = 0; v < V; ++v) sum.x[v] += part.x[v];
+          for (int v = 0; v < W; ++v) total.x[v] += more.x[v];
+        }
+        const int64_t row = row0 + (base + at) / bn, col = col0 + (base + at) % bn;
+        if (row < p.m && col < p.n) finish<W>(p.epilogue, total, (tile.batch * p.m + row) * p.n + col, col);
       }
       __syncthreads();
     }
-    if (!in_tile || group != 0) continue;
-    const TileIndex tile(p.whole + t, p.tiles_m, p.tiles_n);
-    const int64_t row = int64_t(tile.m) * bm + at / V / across,
-                  col = int64_t(tile.n) * bn + at / V % across * V;
-    if (row < p.m && col < p.n) finish<V>(p.epilogue, sum, (tile.batch * p.m + row) * p.n + col, col);
   }
 }
 
@@ -59,13 +70,17 @@ template <typename Types>
 void launch_reduce(const Params<Types>& p, int bm, int bn, cudaStream_t stream) {
   constexpr int kVec = 16 / sizeof(typename Types::Acc);
   constexpr int64_t kEnough = 132 * 1024;  // threads that keep a chip's memory busy
-  const int v = p.wide ? kVec : 1;
-  const int64_t rest = p.tiles - p.whole;
+  const Cuts cuts(p);
+  const int64_t parts = cuts.ranges / cuts.tiles, vectors = bm * bn / kVec;
   int groups = 1;
-  while (groups < 32 && groups * 4 <= p.splits && rest * (bm * bn / v) * groups < kEnough) groups *= 2;
-  const int lanes = kReduceThreads / groups;
-  const dim3 grid(static_cast<unsigned>(rest < INT32_MAX ? rest : INT32_MAX),
-                  static_cast<unsigned>((bm * bn / v + lanes - 1) / lanes));
+  while (groups < 32 && groups * 4 <= parts && cuts.tiles * vectors * groups < kEnough) groups *= 2;
+  // A block finds its tile by divisions, which would show if it had only one vector a thread to add up.
+  const int64_t most = (vectors * groups + kReduceThreads - 1) / kReduceThreads;
+  const int64_t wanted = 2 * kEnough / kReduceThreads / cuts.tiles;
+
+  const dim3 grid(static_cast<unsigned>(cuts.tiles < INT32_MAX ? cuts.tiles : INT32_MAX),
+                  static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, most)));
+  // Errors show in launch_status.
   if (p.wide)
     simt_reduce<Types, kVec><<<grid, kReduceThreads, 0, stream>>>(p, bm, bn, groups);
   else

@@ -1,6 +1,7 @@
-// simt: the production kernel for plain f32 and f64 FMA. Plan, find the kernel, launch it, and for split-K
-// sum up.
+// simt: the production kernel for plain f32 and f64 FMA. Plan, find the kernel, launch it, and sum up the
+// tiles that were cut.
 #include <algorithm>
+#include <array>
 
 #include "../kernels.h"
 #include "plan.cuh"
@@ -10,6 +11,7 @@
 namespace jaxgemm::cuda {
 namespace {
 
+using simt::Chip;
 using simt::Plan;
 using simt::TileInfo;
 using simt::Variant;
@@ -27,10 +29,49 @@ Variant find(const GemmProblem& p, const Plan& plan) {
   }
 }
 
-Status multiprocessors(int device, int* count) {
-  const cudaError_t error = cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+Status read_chip(int device, Chip* chip) {
+  int shared = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&chip->multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  chip->shared_bytes = static_cast<size_t>(shared);
   if (error == cudaSuccess) return {};
   return {std::string("kernel 'simt': reading the device's properties: ") + cudaGetErrorString(error)};
+}
+
+// A plan takes microseconds, which a launch that is not captured would feel, and a program asks for the same
+// few again and again.
+Plan recall_plan(const GemmProblem& p, const GemmBuffers& b, const Chip& chip) {
+  const auto aligned = [](const void* x) { return int64_t{reinterpret_cast<uintptr_t>(x) % 16 == 0}; };
+  const auto matrix = [](const Matrix& x) { return static_cast<int64_t>(x.dtype) * 2 + x.transposed; };
+  using Key = std::array<int64_t, 17>;
+  const Key key{p.m,
+                p.n,
+                p.k,
+                p.batch[0],
+                p.batch[1],
+                p.a.ld,
+                p.b.ld,
+                p.a.batch_stride[0],
+                p.a.batch_stride[1],
+                p.b.batch_stride[0],
+                p.b.batch_stride[1],
+                matrix(p.a) * 32 + matrix(p.b),
+                static_cast<int64_t>(p.d) * 2 + p.has_c,
+                simt::tile_option(p),
+                aligned(b.a) * 2 + aligned(b.b),
+                chip.multiprocessors,
+                static_cast<int64_t>(chip.shared_bytes)};
+  struct Entry {
+    Key key{};
+    Plan plan;
+  };
+  static thread_local std::array<Entry, 64> entries;
+  uint64_t hash = 0;
+  for (const int64_t x : key) hash = (hash ^ static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15u;
+  Entry& entry = entries[hash >> 58];
+  if (entry.key != key) entry = {key, simt::make_plan(p, b.a, b.b, chip)};
+  return entry.plan;
 }
 
 template <typename Types>
@@ -49,10 +90,11 @@ Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cuda
                                    .whole = plan.whole,
                                    .tiles_m = static_cast<unsigned>(grid.tiles_m),
                                    .tiles_n = static_cast<unsigned>(grid.tiles_n),
-                                   .splits = plan.splits,
-                                   .split_k = plan.split_k,
+                                   .tile_stages = (p.k + t.bk - 1) / t.bk,
+                                   .ranges = plan.ranges,
                                    .batch = grid.batch,
                                    .inner = p.batch[1],
+                                   .chunk = plan.chunk,
                                    .a = Operand<typename Types::A>(b.a, p.a, p),
                                    .b = Operand<typename Types::B>(b.b, p.b, p),
                                    .epilogue = Epilogue<Types>(p, b),
@@ -60,12 +102,12 @@ Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cuda
                                    .wide = wide,
                                    .plain = wide && !p.has_c && !p.has_bias};
   const Variant variant = find(p, plan);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.work(), INT32_MAX));
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(plan.whole + plan.ranges, INT32_MAX));
   void* arguments[] = {const_cast<simt::Params<Types>*>(&params)};
   // Errors show in launch_status, like those of a launch in brackets.
   (void)cudaLaunchKernel(variant.kernel, dim3(blocks), dim3(static_cast<unsigned>(variant.threads)),
-                         arguments, variant.shared_bytes, stream);
-  if (plan.splits > 1) simt::launch_reduce<Types>(params, t.bm, t.bn, stream);
+                         arguments, t.shared_bytes[plan.chunk != simt::kNoChunks], stream);
+  if (plan.ranges > 0) simt::launch_reduce<Types>(params, t.bm, t.bn, stream);
   return launch_status("simt");
 }
 
@@ -87,18 +129,20 @@ size_t workspace_simt(const GemmProblem& p) { return simt::workspace_bytes(p); }
 
 Status prepare_simt(const GemmProblem& p, int device) {
   if (p.output_empty()) return {};
-  int count = 0;
-  if (Status status = multiprocessors(device, &count); !status.ok()) return status;
+  Chip chip;
+  if (Status status = read_chip(device, &chip); !status.ok()) return status;
   int current = 0;
   cudaError_t error = cudaGetDevice(&current);
   if (error == cudaSuccess && current != device) error = cudaSetDevice(device);
   // The buffers, and so their alignment, are not known yet: prepare what either would run.
   for (const uintptr_t address : {uintptr_t{0}, uintptr_t{1}}) {
     const void* data = reinterpret_cast<const void*>(address);
-    const Variant variant = find(p, simt::make_plan(p, data, data, count));
+    const Plan plan = simt::make_plan(p, data, data, chip);
+    // What a product with a longer K would want as well, or preparing for this one would undo that.
+    const size_t bytes = simt::tiles_for(p)[plan.tile].shared_bytes[simt::has_room_for_chunks(chip)];
     if (error == cudaSuccess) {
-      error = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(variant.shared_bytes));
+      error = cudaFuncSetAttribute(find(p, plan).kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(bytes));
     }
   }
   if (current != device) (void)cudaSetDevice(current);
@@ -108,9 +152,9 @@ Status prepare_simt(const GemmProblem& p, int device) {
 
 Status launch_simt(const GemmProblem& p, const GemmBuffers& b, const Executor& executor) {
   if (p.output_empty()) return {};
-  int count = 0;
-  if (Status status = multiprocessors(executor.device, &count); !status.ok()) return status;
-  const Plan plan = simt::make_plan(p, b.a, b.b, count);
+  Chip chip;
+  if (Status status = read_chip(executor.device, &chip); !status.ok()) return status;
+  const Plan plan = recall_plan(p, b, chip);
   return dispatch_types(FloatTypes{}, p,
                         [&](auto types) { return launch<decltype(types)>(p, b, plan, executor.stream); });
 }

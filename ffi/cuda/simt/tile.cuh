@@ -9,6 +9,9 @@
 
 namespace jaxgemm::cuda::simt {
 
+// Where sums over K wait for the next chunk's: see home.cuh.
+enum class Home { kNone, kRegisters, kShared };
+
 // BM x BN outputs per block, BK of K per stage. WM x WN outputs per warp, LM x (32 / LM) lanes.
 // Slices: groups of warps that share the block's outputs and each take every stage's own part of K; their
 // sums meet in shared memory. They keep small tiles' threads as well fed with reuse as big tiles' are.
@@ -32,14 +35,49 @@ struct Tile {
   static constexpr int kStageA = BK * kPitchA, kStageB = BK * kPitchB;
   static constexpr int kSliceD = BM * kPitchD;
 
+  // Registers have room for a second set of sums where they hold eight warps at most.
+  static constexpr Home kHome = sizeof(Acc) == 8               ? Home::kNone
+                                : kThreads * kMinBlocks <= 256 ? Home::kRegisters
+                                                               : Home::kShared;
+  static constexpr size_t kHomeBytes = kHome == Home::kShared ? sizeof(Acc) * TM * TN * kThreads : 0;
   static constexpr size_t kPipelineBytes = sizeof(Acc) * kStages * (kStageA + kStageB);
   static constexpr size_t kEpilogueBytes = sizeof(Acc) * kSlices * kSliceD;
-  static constexpr size_t kSharedBytes = kPipelineBytes > kEpilogueBytes ? kPipelineBytes : kEpilogueBytes;
+  static constexpr size_t shared_bytes(bool chunked) {
+    const size_t loop = kPipelineBytes + (chunked ? kHomeBytes : 0);
+    return loop > kEpilogueBytes ? loop : kEpilogueBytes;
+  }
 
   static_assert(TM % kVec == 0 && TN % kVec == 0 && BM % WM == 0 && BN % WN == 0);
   static_assert(BK % kSlices == 0 && kSliceK >= 2 && kSliceK % 2 == 0,
                 "fragments alternate between two buffers");
   static_assert(kStages >= 2);
+};
+
+// This thread's place in the block. Lanes' bits alternate between the two directions (n m n n m for 4 x 8):
+// then neighbouring lanes agree in one fragment's address, and those two apart in the other's, which is what
+// lets the hardware serve a warp's 128-bit loads in two passes instead of four.
+template <typename Tile>
+struct Place {
+  int slice, row, col;  // row and column of the first of this thread's outputs within the tile
+  __device__ __forceinline__ explicit Place(int thread) {
+    const int warp = thread / 32, lane = thread % 32;
+    constexpr int kWarps = Tile::kWarpsM * Tile::kWarpsN;
+    slice = warp / kWarps;
+    const int warp_m = warp % kWarps / Tile::kWarpsN, warp_n = warp % Tile::kWarpsN;
+    int lane_m, lane_n;
+    if constexpr (Tile::kLanesM == 4) {
+      lane_m = (lane >> 1 & 1) | (lane >> 3 & 2);
+      lane_n = (lane & 1) | (lane >> 1 & 6);
+    } else if constexpr (Tile::kLanesM == 8) {
+      lane_m = (lane >> 1 & 1) | (lane >> 2 & 6);
+      lane_n = (lane & 1) | (lane >> 1 & 2);
+    } else {
+      lane_m = lane / Tile::kLanesN;
+      lane_n = lane % Tile::kLanesN;
+    }
+    row = warp_m * Tile::WM + lane_m * Tile::kVec;
+    col = warp_n * Tile::WN + lane_n * Tile::kVec;
+  }
 };
 
 }  // namespace jaxgemm::cuda::simt

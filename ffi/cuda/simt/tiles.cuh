@@ -4,9 +4,11 @@
 // Wide tiles read the least per FMA and narrow ones waste the least on ragged or small outputs, so there is a
 // ladder of sizes, and flat and tall shapes for outputs with one short side. 8 x 8 outputs per thread
 // wherever the tile has room: fewer make shared memory the limit. Small tiles share their outputs among
-// slices, which gives the schedulers enough warps when there are few blocks. Twelve warps of about 160
-// registers per multiprocessor hide more latency than eight of 240 (16 x 8 outputs): measured faster on
-// Hopper.
+// slices, which gives the schedulers enough warps when there are few blocks.
+//
+// Twelve warps of about 160 registers per multiprocessor hide more latency than eight of 240, but leave no
+// registers for a second set of sums (home.cuh), and those sums in shared memory leave little of it to the
+// L1, which copies that transpose ragged rows live from. So the wide tiles come in both forms.
 #pragma once
 
 #include <array>
@@ -16,20 +18,23 @@
 namespace jaxgemm::cuda::simt {
 
 //                        block tile     K    warp tile  lanes stages slices blocks
-using F32Large = TypeList<Tile<float, 128, 128, 16, 32, 64, 4, 3, 1, 1>,   // 256 threads
-                          Tile<float, 64, 128, 16, 32, 64, 4, 3, 1, 3>,    // 128
-                          Tile<float, 128, 64, 16, 32, 64, 4, 3, 1, 3>,    // 128
-                          Tile<float, 64, 64, 16, 32, 64, 4, 4, 1, 6>,     // 64
-                          Tile<float, 64, 64, 16, 32, 32, 4, 3, 1, 4>>;    // 128, 8 x 4 outputs each
-using F32Small = TypeList<Tile<float, 64, 64, 32, 32, 64, 4, 3, 4, 1>,     // 256
-                          Tile<float, 32, 128, 16, 32, 64, 4, 4, 2, 3>,    // 128
-                          Tile<float, 128, 32, 16, 64, 32, 8, 4, 2, 3>,    // 128
-                          Tile<float, 32, 64, 32, 32, 64, 4, 3, 4, 3>,     // 128
-                          Tile<float, 32, 32, 16, 32, 32, 4, 3, 2, 10>,    // 64
-                          Tile<float, 16, 128, 32, 16, 128, 4, 4, 4, 2>,   // 128
-                          Tile<float, 128, 16, 32, 128, 16, 8, 4, 4, 2>>;  // 128
-using F64 = TypeList<Tile<double, 64, 64, 16, 32, 32, 4, 3, 1, 3>,         // 128
-                     Tile<double, 32, 32, 16, 32, 32, 4, 3, 2, 4>>;        // 64
+using F32Large = TypeList<Tile<float, 128, 128, 16, 32, 64, 4, 3, 1, 1>,  // 256 threads
+                          Tile<float, 64, 128, 16, 32, 64, 4, 2, 1, 3>,   // 128
+                          Tile<float, 128, 64, 16, 32, 64, 4, 2, 1, 3>,   // 128
+                          Tile<float, 64, 128, 16, 32, 64, 4, 3, 1, 2>,   // 128
+                          Tile<float, 128, 64, 16, 32, 64, 4, 3, 1, 2>>;  // 128
+using F32Small = TypeList<Tile<float, 64, 64, 16, 32, 32, 4, 3, 1, 4>,    // 128, 8 x 4 outputs each
+                          Tile<float, 64, 64, 32, 32, 64, 4, 3, 4, 1>,    // 256
+                          Tile<float, 32, 128, 16, 32, 64, 4, 3, 2, 3>,   // 128
+                          Tile<float, 128, 32, 16, 64, 32, 8, 3, 2, 3>,   // 128
+                          Tile<float, 32, 64, 32, 32, 64, 4, 3, 4, 3>,    // 128
+                          Tile<float, 32, 32, 16, 32, 32, 4, 3, 2, 10>,   // 64
+                          Tile<float, 16, 128, 32, 16, 128, 4, 4, 4, 2>,  // 128
+                          Tile<float, 128, 16, 32, 128, 16, 8, 4, 4, 2>,  // 128
+                          Tile<float, 32, 32, 64, 32, 32, 4, 4, 8, 2>,    // 256
+                          Tile<float, 16, 32, 64, 16, 32, 4, 5, 8, 2>>;   // 256
+using F64 = TypeList<Tile<double, 64, 64, 16, 32, 32, 4, 3, 1, 3>,        // 128
+                     Tile<double, 32, 32, 16, 32, 32, 4, 3, 2, 4>>;       // 64
 // 16-bit operands: converted on the way into shared memory.
 using Half = TypeList<Tile<float, 128, 128, 16, 32, 64, 4, 2, 1, 1>,  // 256
                       Tile<float, 64, 64, 32, 32, 64, 4, 2, 4, 1>>;   // 256
@@ -37,14 +42,18 @@ using Half = TypeList<Tile<float, 128, 128, 16, 32, 64, 4, 2, 1, 1>,  // 256
 // What the cost model needs to know about a tile.
 struct TileInfo {
   int bm, bn, bk, tm, tn, threads, slices, stages, vec;
-  int blocks_per_sm;
-  size_t shared_bytes;
+  Home home;
+  int blocks_per_sm;       // as the registers allow
+  size_t shared_bytes[2];  // without and with chunks of K
+
+  int slice_k() const { return bk / slices; }
 };
 
 template <typename T>
 constexpr TileInfo tile_info() {
-  return {T::BM,      T::BN,      T::BK,   T::TM,         T::TN,          T::kThreads,
-          T::kSlices, T::kStages, T::kVec, T::kMinBlocks, T::kSharedBytes};
+  return {T::BM,   T::BN,       T::BK,         T::TM,
+          T::TN,   T::kThreads, T::kSlices,    T::kStages,
+          T::kVec, T::kHome,    T::kMinBlocks, {T::shared_bytes(false), T::shared_bytes(true)}};
 }
 
 template <typename... A, typename... B>

@@ -11,7 +11,6 @@ namespace jaxgemm::cuda::simt {
 struct Variant {
   const void* kernel = nullptr;
   int threads = 0;
-  size_t shared_bytes = 0;
 };
 
 template <typename Types, typename Tile>
@@ -31,7 +30,7 @@ Variant find_loads(Load a, Load b) {
     try_one.template operator()<Load::kRows16, Load::kTranspose>();
     try_one.template operator()<Load::kRows, Load::kTranspose>();
   }
-  return {kernel, Tile::kThreads, Tile::kSharedBytes};
+  return {kernel, Tile::kThreads};
 }
 
 template <typename Types, typename... Tiles>

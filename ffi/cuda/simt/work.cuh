@@ -1,0 +1,82 @@
+// What there is to do, and who does it.
+//
+// All output tiles, of one product after another, each with its stages of K, in a row: the first `whole`
+// tiles go to a block each, and the rest is cut into equal ranges of stages, one a block, wherever the cuts
+// fall. So no multiprocessor idles while others finish a last round of tiles. A tile that a cut goes through
+// has its parts' sums in `partial` and is finished by simt_reduce. The cuts follow from the problem and the
+// chip.
+#pragma once
+
+#include "../device/epilogue.cuh"
+#include "../device/operands.cuh"
+
+namespace jaxgemm::cuda::simt {
+
+template <typename Types>
+struct Params {
+  int64_t m, n, k;
+  int64_t tiles, whole;  // in all products; a product has tiles_m * tiles_n
+  unsigned tiles_m, tiles_n;
+  int64_t tile_stages;   // of BK values of K each; K's ragged rest makes one of its own
+  int64_t ranges;        // of the tiles that are not whole
+  int64_t batch, inner;  // products: outer * inner
+  unsigned chunk;        // stages that are summed up in registers before they join the sum so far
+  Operand<typename Types::A> a;
+  Operand<typename Types::B> b;
+  Epilogue<Types> epilogue;
+  typename Types::Acc* partial;  // [slot][BM][BN], see Cuts::slot
+  bool wide;                     // rows of D, C and bias allow vector accesses
+  bool plain;                    // wide, and neither C nor bias
+};
+
+// The ranges of the tiles that are not whole. Tiles and stages are counted from the first of these.
+struct Cuts {
+  int64_t tiles, tile_stages, ranges;
+  template <typename Types>
+  __host__ __device__ __forceinline__ explicit Cuts(const Params<Types>& p)
+      : tiles(p.tiles - p.whole), tile_stages(p.tile_stages), ranges(p.ranges) {}
+
+  // Multiples of a tile's stages where the tiles divide the ranges: then this is plain split-K.
+  __host__ __device__ __forceinline__ int64_t begin(int64_t range) const {
+    return range * (tiles * tile_stages) / ranges;
+  }
+  __host__ __device__ __forceinline__ int64_t range_of(int64_t stage) const {
+    return ((stage + 1) * ranges - 1) / (tiles * tile_stages);
+  }
+  // From one part to the next the range or the tile goes up by one, or both, so no two parts share a slot,
+  // and a tile's parts lie side by side.
+  static __host__ __device__ __forceinline__ int64_t slot(int64_t range, int64_t tile) {
+    return range + tile;
+  }
+};
+
+// Which product and which tile of it. Blocks that run together should share operands in the L2: tiles go down
+// groups of 8 rows, column by column. The caller sees to it that a product's tiles fit in 32 bits.
+struct TileIndex {
+  int64_t batch = 0;
+  unsigned m = 0, n = 0;
+  __device__ __forceinline__ TileIndex(int64_t index, unsigned rows, unsigned cols) {
+    const unsigned product = rows * cols;
+    if (product == 1) {
+      batch = index;
+      return;
+    }
+    if (index >= product) batch = index / product;
+    const unsigned tile = static_cast<unsigned>(index - batch * product);
+    constexpr unsigned kGroup = 8;
+    const unsigned first = tile / (kGroup * cols) * kGroup;
+    const unsigned height = rows - first < kGroup ? rows - first : kGroup;
+    const unsigned in_group = tile - first * cols;
+    m = first + in_group % height;
+    n = in_group / height;
+  }
+};
+
+// The output tile that a block is at. In shared memory while it sums: the main loop has no register to spare.
+template <typename Acc>
+struct OutputTile {
+  int64_t batch, row0, col0;
+  Acc* partial;  // where its part's sums go; null: finished, to D
+};
+
+}  // namespace jaxgemm::cuda::simt

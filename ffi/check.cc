@@ -142,6 +142,10 @@ Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& ent
     return wrong(join("attribute 'beta' is ", p.beta, " and argument 'c' is ", p.has_c ? "given" : "missing",
                       ": c is passed exactly when beta is not 0"));
   }
+  p.gated = spec.gated;
+  if (p.gated && (p.has_c || p.has_bias || p.alpha != 1.0)) {
+    return wrong("a gated product takes no alpha, c or bias");
+  }
   const Activation* activation = find_activation(spec.activation);
   if (!activation) {
     return wrong(

@@ -23,6 +23,7 @@ struct CallSpec {
   std::span<const int64_t> config;
   DType a_type = DType::kF32, b_type = DType::kF32, d_type = DType::kF32;
   bool has_c = false, has_bias = false;
+  bool gated = false;
 };
 
 // Whether x is 0, also on threads that take subnormal numbers for 0 (XLA's CPU threads do).

@@ -65,22 +65,25 @@ struct Call {
 
 int64_t elements(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buffer.element_count()); }
 
-// Operands are a, b, then c when beta is not 0, then bias; results are d, then a workspace if there is one.
+// Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results are d, then a
+// workspace if there is one.
 ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                  Platform platform, Call& call) {
+                  Platform platform, bool gated, Call& call) {
   const bool has_c = !is_zero(attrs.beta);
-  const size_t arity = 2u + has_c + attrs.has_bias;
+  const size_t arity = 2u + gated + has_c + attrs.has_bias;
   if (args.size() != arity) {
-    return invalid(join("expected ", arity, " operands (a, b", has_c ? ", c" : "",
+    return invalid(join("expected ", arity, " operands (a, b", gated ? ", b_up" : "", has_c ? ", c" : "",
                         attrs.has_bias ? ", bias" : "", "), got ", args.size()));
   }
   if (rets.size() != 1 && rets.size() != 2) {
     return invalid(join("expected 1 or 2 results (d, workspace), got ", rets.size()));
   }
-  constexpr const char* kNames[] = {"a", "b", "c", "bias"};
-  const char* names[4] = {kNames[0], kNames[1], has_c ? kNames[2] : kNames[3], kNames[3]};
+  std::vector<const char*> names = {"a", "b"};
+  if (gated) names.push_back("b_up");
+  if (has_c) names.push_back("c");
+  if (attrs.has_bias) names.push_back("bias");
   std::vector<ffi::AnyBuffer> operand;
-  DType types[4] = {};
+  DType types[5] = {};
   for (size_t i = 0; i < arity; ++i) {
     auto buffer = args.get<ffi::AnyBuffer>(i);
     if (!buffer) return invalid(join("argument '", names[i], "' is not a buffer"));
@@ -104,7 +107,8 @@ ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::Remaini
                 .a_type = types[0],
                 .b_type = types[1],
                 .has_c = has_c,
-                .has_bias = attrs.has_bias};
+                .has_bias = attrs.has_bias,
+                .gated = gated};
   if (!to_dtype(d.element_type(), spec.d_type)) {
     return invalid(join("result 'd' has an element type that no kernel writes (XLA type ",
                         static_cast<int>(d.element_type()), ")"));
@@ -123,7 +127,14 @@ ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::Remaini
   if (elements(d) != outputs) {
     return invalid(join("result 'd' has ", elements(d), " elements, the attributes need ", outputs));
   }
-  for (size_t i = 2; i < arity; ++i) {
+  if (gated) {
+    const int64_t expected = elements(operand[1]);
+    if (types[2] != types[1] || elements(operand[2]) != expected) {
+      return invalid(join("argument 'b_up' has ", elements(operand[2]), " elements of ", dtype_name(types[2]),
+                          ", b has ", expected, " of ", dtype_name(types[1])));
+    }
+  }
+  for (size_t i = 2u + gated; i < arity; ++i) {
     const int64_t expected = std::string_view(names[i]) == "c" ? outputs : p.n;
     if (types[i] != p.d) {
       return invalid(join("argument '", names[i], "' has type ", dtype_name(types[i]), ", the result has ",
@@ -136,7 +147,8 @@ ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::Remaini
   }
   call.buffers = {.a = operand[0].untyped_data(),
                   .b = operand[1].untyped_data(),
-                  .c = has_c ? operand[2].untyped_data() : nullptr,
+                  .b_up = gated ? operand[2].untyped_data() : nullptr,
+                  .c = has_c ? operand[2u + gated].untyped_data() : nullptr,
                   .bias = attrs.has_bias ? operand[arity - 1].untyped_data() : nullptr,
                   .d = d.untyped_data()};
   size_t have = 0;
@@ -187,7 +199,7 @@ ffi::Error execute_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
                        ffi::Span<const int64_t> config, bool has_bias) {
   Call call;
   const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
-  if (ffi::Error e = decode(attrs, args, rets, Platform::kCpu, call); e.failure()) return e;
+  if (ffi::Error e = decode(attrs, args, rets, Platform::kCpu, false, call); e.failure()) return e;
   Executor executor;
   std::string failure;
   executor.parallel_for = [&](int64_t count, const std::function<void(int64_t)>& body) {
@@ -205,13 +217,14 @@ XLA_FFI_DEFINE_HANDLER(kExecuteCpu, execute_cpu, with_attributes(ffi::Ffi::Bind(
 #ifdef JAXGEMM_CUDA
 
 // Not captured, so per-device set-up belongs here: function attributes and module loading.
+template <bool kGated>
 ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                            std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
                            ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
                            ffi::Span<const int64_t> config, bool has_bias) {
   Call call;
   const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
-  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, call); e.failure()) return e;
+  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
   int arch = 0;
   if (Status s = cuda::device_arch(device, arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
@@ -223,13 +236,14 @@ ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::Remaini
   return ffi::Error::Success();
 }
 
+template <bool kGated>
 ffi::Error execute_cuda(CUstream_st* stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                         std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
                         ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
                         ffi::Span<const int64_t> config, bool has_bias) {
   Call call;
   const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
-  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, call); e.failure()) return e;
+  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
   int arch = 0;
   if (Status s = cuda::device_arch(device, arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
@@ -239,15 +253,20 @@ ffi::Error execute_cuda(CUstream_st* stream, int32_t device, ffi::RemainingArgs 
   return run(call, arch, executor);
 }
 
-XLA_FFI_DEFINE_HANDLER(
-    kInitializeCuda, initialize_cuda,
-    with_attributes(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::DeviceOrdinal>()));
+auto bind_initialize() {
+  return with_attributes(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::DeviceOrdinal>());
+}
+auto bind_execute() {
+  return with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CUstream_st*>>().Ctx<ffi::DeviceOrdinal>());
+}
 
 // The execute stage only launches kernels on the given stream, so XLA may capture it in a command buffer.
-XLA_FFI_DEFINE_HANDLER(
-    kExecuteCuda, execute_cuda,
-    with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CUstream_st*>>().Ctx<ffi::DeviceOrdinal>()),
-    {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kInitializeCuda, initialize_cuda<false>, bind_initialize());
+XLA_FFI_DEFINE_HANDLER(kExecuteCuda, execute_cuda<false>, bind_execute(),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kInitializeGatedCuda, initialize_cuda<true>, bind_initialize());
+XLA_FFI_DEFINE_HANDLER(kExecuteGatedCuda, execute_cuda<true>, bind_execute(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 #endif
 
@@ -258,6 +277,8 @@ std::vector<Registration> registrations() {
 #ifdef JAXGEMM_CUDA
   out.push_back({"jaxgemm_gemm", "CUDA", "initialize", reinterpret_cast<void*>(kInitializeCuda)});
   out.push_back({"jaxgemm_gemm", "CUDA", "execute", reinterpret_cast<void*>(kExecuteCuda)});
+  out.push_back({"jaxgemm_gated_gemm", "CUDA", "initialize", reinterpret_cast<void*>(kInitializeGatedCuda)});
+  out.push_back({"jaxgemm_gated_gemm", "CUDA", "execute", reinterpret_cast<void*>(kExecuteGatedCuda)});
 #endif
   return out;
 }

@@ -45,6 +45,12 @@ struct Candidate {
   double microseconds;
 };
 
+// An option held at a value.
+struct Pin {
+  const char* option;
+  int64_t value;
+};
+
 struct KernelEntry {
   const char* name = nullptr;
   const char* family = nullptr;  // "cpu", "ladder", "simt", ...
@@ -54,9 +60,13 @@ struct KernelEntry {
   int max_arch = 0;  // 0: no limit. Kernels that use architecture-specific instructions have one
   std::span<const TypeRule> types = {};
   std::span<const Option> options = {};
+  bool gated = false;            // runs gated problems too
   bool tf32 = false;             // fp32 operands are rounded to TF32 on their way to the tensor cores
   bool deterministic = false;    // same bits on every run
   bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows
+  // With these options held, and all others at any fixed values, the kernel is batch-invariant as well.
+  // Empty: no such promise.
+  std::span<const Pin> pins = {};
 
   // A reason the problem cannot be run beyond types, device and options, or an empty string. May be null.
   std::string (*unsupported)(const GemmProblem&) = nullptr;

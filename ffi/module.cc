@@ -35,6 +35,8 @@ nb::list kernel_list() {
     for (const Option& o : e.options) {
       options[o.name] = nb::tuple(nb::cast(std::vector<int64_t>(o.values.begin(), o.values.end())));
     }
+    nb::dict pins;
+    for (const Pin& pin : e.pins) pins[pin.option] = pin.value;
     nb::dict row;
     row["name"] = e.name;
     row["family"] = e.family;
@@ -44,9 +46,11 @@ nb::list kernel_list() {
     row["max_arch"] = e.max_arch;
     row["types"] = nb::tuple(types);
     row["options"] = options;
+    row["gated"] = e.gated;
     row["tf32"] = e.tf32;
     row["deterministic"] = e.deterministic;
     row["batch_invariant"] = e.batch_invariant;
+    row["pins"] = pins;
     row["built"] = e.launch != nullptr;
     out.append(row);
   }
@@ -69,6 +73,7 @@ struct PythonCall {
   std::vector<int64_t> config;
   bool has_bias;
   std::vector<std::string> dtypes;  // of a, b and d
+  bool gated;
 
   Status decode(GemmProblem& problem, const KernelEntry*& entry) const {
     if (dtypes.size() != 3) return {"dtypes: expected the types of a, b and d"};
@@ -84,7 +89,8 @@ struct PythonCall {
                         .b_type = parse_dtype(dtypes[1]),
                         .d_type = parse_dtype(dtypes[2]),
                         .has_c = !is_zero(beta),
-                        .has_bias = has_bias},
+                        .has_bias = has_bias,
+                        .gated = gated},
                        problem, entry);
   }
 };
@@ -128,9 +134,10 @@ NB_MODULE(_ffi, m) {
       "Version of the CUDA compiler; empty in a build without CUDA.");
   nb::class_<jaxgemm::PythonCall>(m, "Call", "The attributes and types of a call, for check and candidates.")
       .def(nb::init<std::string, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, double,
-                    double, std::string, std::vector<int64_t>, bool, std::vector<std::string>>(),
+                    double, std::string, std::vector<int64_t>, bool, std::vector<std::string>, bool>(),
            nb::arg("kernel"), nb::arg("dims"), nb::arg("a"), nb::arg("b"), nb::arg("alpha"), nb::arg("beta"),
-           nb::arg("activation"), nb::arg("config"), nb::arg("has_bias"), nb::arg("dtypes"));
+           nb::arg("activation"), nb::arg("config"), nb::arg("has_bias"), nb::arg("dtypes"),
+           nb::arg("gated") = false);
   m.def("check", &jaxgemm::check, nb::arg("call"), nb::arg("arch"),
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
   m.def("candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),

@@ -37,6 +37,9 @@ struct GemmProblem {
   bool has_c = false;  // false exactly when beta is 0: C is then never read.
   bool has_bias = false;
   Activation activation = Activation::kNone;
+  // D = activation(A * B) * (A * B_up) instead. B_up has the type and layout of B; alpha is 1, and there is
+  // neither C nor bias.
+  bool gated = false;
   std::span<const int64_t> config;  // values of the kernel's options, in the order its row names them
 
   int64_t batch_count() const { return batch[0] * batch[1]; }
@@ -46,6 +49,7 @@ struct GemmProblem {
 struct GemmBuffers {
   const void* a = nullptr;
   const void* b = nullptr;
+  const void* b_up = nullptr;  // null unless problem.gated
   const void* c = nullptr;     // null unless problem.has_c
   const void* bias = nullptr;  // null unless problem.has_bias
   void* d = nullptr;

@@ -68,10 +68,16 @@ constexpr TypeRule k16BitTypes[] = {{kF16, kF16, kF16, kF32},
 // 0 leaves an option to the kernel's cost model.
 constexpr int64_t kUpTo2[] = {0, 1, 2}, kSm80Tiles[] = {0, 1, 2, 3, 4, 5};
 constexpr int64_t kSm90TileM[] = {0, 64, 128, 192, 256};
+constexpr int64_t kUpTo8[] = {0, 1, 2, 4, 8};
+constexpr Option kGemvOptions[] = {{"warps_k", kUpTo8}, {"splits", kUpTo8}};
 constexpr Option kSimtOptions[] = {{"tile", {}}};
 constexpr Option kSm80Options[] = {{"tile", kSm80Tiles}, {"split_k", {}}};
-constexpr Option kSm90Options[] = {{"tile_m", kSm90TileM}, {"tile_n", {}},        {"schedule", kUpTo2},
-                                   {"cluster_m", kUpTo2},  {"cluster_n", kUpTo2}, {"split_k", {}},
+// What must not follow m for the order of a row's sums to be the same for every m: a split of K does.
+constexpr Pin kSm80Pins[] = {{"tile", 2}, {"split_k", 1}};
+constexpr Pin kSm90Pins[] = {{"split_k", 1}};
+constexpr int64_t kSm90TileN[] = {0, 16, 32, 64, 96, 128, 160, 192, 256};
+constexpr Option kSm90Options[] = {{"tile_m", kSm90TileM}, {"tile_n", kSm90TileN}, {"schedule", kUpTo2},
+                                   {"cluster_m", kUpTo2},  {"cluster_n", kUpTo2},  {"split_k", {}},
                                    {"swap", kUpTo2},       {"group", {}}};
 
 constexpr KernelEntry kTable[] = {
@@ -139,6 +145,17 @@ constexpr KernelEntry kTable[] = {
      .batch_invariant = true,
      .unsupported = JAXGEMM_CUDA_FN(unsupported_wmma),
      .launch = JAXGEMM_CUDA_FN(launch_wmma)},
+    {.name = "gemv",
+     .family = "gemv",
+     .summary = "few rows or columns: the larger operand read once, at the memory's speed",
+     .platform = Platform::kCuda,
+     .min_arch = 80,
+     .types = kSingleTypes,
+     .options = kGemvOptions,
+     .deterministic = true,
+     .unsupported = JAXGEMM_CUDA_FN(unsupported_gemv),
+     .candidates = JAXGEMM_CUDA_FN(candidates_gemv),
+     .launch = JAXGEMM_CUDA_FN(launch_gemv)},
     {.name = "simt",
      .family = "simt",
      .summary = "production FMA: cp.async stages, warp tiles, split-K, tiles by a cost model",
@@ -160,6 +177,7 @@ constexpr KernelEntry kTable[] = {
      .types = k16BitTypes,
      .options = kSm80Options,
      .deterministic = true,
+     .pins = kSm80Pins,
      .workspace = JAXGEMM_CUDA_FN(workspace_sm80),
      .prepare = JAXGEMM_CUDA_FN(prepare_sm80),
      .launch = JAXGEMM_CUDA_FN(launch_sm80)},
@@ -172,7 +190,9 @@ constexpr KernelEntry kTable[] = {
      .types = k16BitTypes,
      .options = kSm90Options,
      .deterministic = true,
+     .pins = kSm90Pins,
      .unsupported = JAXGEMM_CUDA_FN(unsupported_sm90),
+     .candidates = JAXGEMM_CUDA_FN(candidates_sm90),
      .workspace = JAXGEMM_CUDA_FN(workspace_sm90),
      .prepare = JAXGEMM_CUDA_FN(prepare_sm90),
      .launch = JAXGEMM_CUDA_FN(launch_sm90)},
@@ -212,6 +232,7 @@ std::string unsupported_reason(const KernelEntry& entry, const GemmProblem& p, i
     return join("kernel '", entry.name, "' got ", dtype_name(p.a.dtype), " x ", dtype_name(p.b.dtype), " -> ",
                 dtype_name(p.d), "; it supports ", types_text(entry));
   }
+  if (p.gated && !entry.gated) return join("kernel '", entry.name, "' has no gated form");
   if (is_integer(p.d)) {
     const auto integral = [](double x) { return x == static_cast<double>(static_cast<int32_t>(x)); };
     const auto in_range = [](double x) { return x >= -2147483648.0 && x <= 2147483647.0; };

@@ -5,6 +5,7 @@ from importlib.metadata import version as _version
 from jaxgemm import checkpoint_policies
 from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
+from jaxgemm.gated import gated_gemm
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
 from jaxgemm.overlap import all_gather_matmul, matmul_reduce_scatter
 from jaxgemm.override import override
@@ -17,6 +18,7 @@ __all__ = [
     "checkpoint_policies",
     "dot_general",
     "explain",
+    "gated_gemm",
     "gemm",
     "kernels",
     "matmul",

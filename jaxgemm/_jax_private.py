@@ -58,3 +58,14 @@ def is_partly_manual(ctx: Any) -> bool:
     if not isinstance(context, SPMDAxisContext):
         return False
     return any(size > 1 for name, size in context.mesh.shape.items() if name not in context.manual_axes)
+
+
+def device_count(ctx: Any) -> int:
+    """How many devices run the program that is being lowered.
+
+    Stands in for: as :func:`is_partitioned`.
+    """
+    context = ctx.module_context.axis_context
+    if isinstance(context, ShardingContext):
+        return int(context.num_devices)
+    return int(context.mesh.size) if isinstance(context, SPMDAxisContext) else 1

@@ -12,6 +12,7 @@ import jax
 
 #: The name under which XLA finds the handlers.
 TARGET = "jaxgemm_gemm"
+GATED_TARGET = "jaxgemm_gated_gemm"
 
 
 def _load() -> Any:

@@ -40,6 +40,7 @@ def gemm(
     out_dtype: DTypeLike | None = None,
     precision: prec.Precision = None,
     kernel: str = "auto",
+    batch_invariant: bool = False,
     **kernel_options: Any,
 ) -> jax.Array:
     """``activation(alpha * op(a) @ op(b) + beta * c + bias)``, op transposing the last two axes or not.
@@ -59,6 +60,9 @@ def gemm(
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
         kernel: "auto" (ours where it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.
+        batch_invariant: whether the bits of a row of the result must depend neither on m, nor on other rows, nor
+            on its place among them. The kernel and its configuration then follow from n, k, the types and the
+            layout of b alone, and K is not split. Never XLA's product. Derivatives make no such promise.
         **kernel_options: the named kernel's options, such as ``tile=(16, 16, 16)``.
 
     Returns:
@@ -110,7 +114,7 @@ def gemm(
 
     if static_alpha is None or static_beta is None:
         # An array scales outside of the kernel, where it can be traced and differentiated.
-        product = _bind(a, b, (), dims, precision, accumulator, Epilogue(), kernel, options)
+        product = bind(a, b, (), dims, precision, accumulator, Epilogue(), kernel, options, None, batch_invariant)
         product = _arrange(product, order, shape) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
             c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
@@ -122,7 +126,8 @@ def gemm(
         extra.append(c if order is None else lax.transpose(c, tuple(int(i) for i in np.argsort(order))))
     if bias is not None:
         extra.append(bias)
-    return _arrange(_bind(a, b, tuple(extra), dims, precision, out, epilogue, kernel, options), order, shape)
+    product = bind(a, b, tuple(extra), dims, precision, out, epilogue, kernel, options, None, batch_invariant)
+    return _arrange(product, order, shape)
 
 
 def matmul(
@@ -132,6 +137,7 @@ def matmul(
     precision: prec.Precision = None,
     preferred_element_type: DTypeLike | None = None,
     kernel: str = "auto",
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """The product of two arrays, as ``jnp.matmul``: vectors, matrices and broadcast batches of them.
 
@@ -140,7 +146,7 @@ def matmul(
         b: shape (..., k, n) or (k,).
         precision: as ``jnp.matmul`` takes it.
         preferred_element_type: type of the result; by default that of the promoted operands.
-        kernel: as for :func:`gemm`.
+        kernel, batch_invariant: as for :func:`gemm`.
 
     Returns:
         Shape (..., m, n), without m or n where that operand is a vector.
@@ -160,7 +166,7 @@ def matmul(
     b = b[:, None] if vector_b else b
     batch, dims, order = _matmul_dims(a.shape[:-2], b.shape[:-2], False, False)
     x, y = batch.squeeze(a, b)
-    result = _bind(x, y, (), dims, precision, out, Epilogue(), kernel, ())
+    result = bind(x, y, (), dims, precision, out, Epilogue(), kernel, (), None, batch_invariant)
     result = _arrange(result, order, (*batch.shape, a.shape[-2], b.shape[-1]))
     if vector_b:
         result = result[..., 0]
@@ -176,6 +182,7 @@ def dot_general(
     *,
     out_sharding: Any = None,
     kernel: str = "auto",
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """General contraction with the contract of ``lax.dot_general``, so that it fits wherever that one does.
 
@@ -186,7 +193,7 @@ def dot_general(
         precision: as ``lax.dot_general`` takes it.
         preferred_element_type: type of the result; by default that of the operands.
         out_sharding: as ``lax.dot_general`` takes it.
-        kernel: as for :func:`gemm`.
+        kernel, batch_invariant: as for :func:`gemm`; the rows are those of ``lhs``.
 
     Returns:
         Axes (batch, lhs free, rhs free).
@@ -205,10 +212,10 @@ def dot_general(
 
     dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
     out = _dtype(preferred_element_type) if preferred_element_type is not None else lhs.dtype
-    return _bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding)
+    return bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding, batch_invariant)
 
 
-def _bind(
+def bind(
     lhs: jax.Array,
     rhs: jax.Array,
     extra: tuple[jax.Array, ...],
@@ -219,9 +226,13 @@ def _bind(
     kernel: str,
     options: Options,
     out_sharding: Any = None,
+    batch_invariant: bool = False,
 ) -> jax.Array:
+    """The product of checked operands, ``dims`` as ``lax.dot_general`` takes them; the flax layers enter here too."""
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
+    if kernel == "xla" and batch_invariant:
+        raise ValueError("batch_invariant: XLA's product does not promise it, got kernel='xla'")
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     elif isinstance(out_sharding, NamedSharding):  # types know abstract meshes only
@@ -235,6 +246,7 @@ def _bind(
         epilogue=epilogue,
         kernel=kernel,
         options=options,
+        batch_invariant=bool(batch_invariant),
         strict=True,
     )
     return result

@@ -8,17 +8,30 @@ applied to, which is what its derivative needs; an overlapped one together with 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import lax
 
 from jaxgemm.overlap import gather_p, scatter_p
-from jaxgemm.primitive import gemm_p
+from jaxgemm.primitive import DOT_PARAMS, gemm_p
 
 Policy = Callable[..., Any]
 
 _NO_BATCH = (((), ()), ((), ()))
+
+
+@dataclass(frozen=True)  # equal where the policies are, so that JAX finds what it has traced
+class _WithProducts:
+    policy: Policy
+
+    def __call__(self, primitive: Any, *args: Any, **params: Any) -> Any:
+        if primitive is gemm_p:
+            return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
+        if primitive is gather_p or primitive is scatter_p:
+            return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=_NO_BATCH)
+        return self.policy(primitive, *args, **params)
 
 
 def with_products(policy: Policy) -> Policy:
@@ -27,15 +40,7 @@ def with_products(policy: Policy) -> Policy:
     Args:
         policy: one of ``jax.checkpoint_policies``, or any function of a primitive and its parameters.
     """
-
-    def seen(primitive: Any, *args: Any, **params: Any) -> Any:
-        if primitive is gemm_p:
-            return policy(lax.dot_general_p, *args, **params)
-        if primitive is gather_p or primitive is scatter_p:
-            return policy(lax.dot_general_p, *args, **params, dimension_numbers=_NO_BATCH)
-        return policy(primitive, *args, **params)
-
-    return seen
+    return _WithProducts(policy)
 
 
 #: Keep every product.

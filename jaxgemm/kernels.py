@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import jax
@@ -32,6 +32,8 @@ class Kernel:
         deterministic: whether every run gives the same bits.
         batch_invariant: whether the bits of a row do not depend on how many rows there are.
         built: whether this build holds its code.
+        pins: options and values that make the kernel batch-invariant once all others are fixed; empty: none do.
+        gated: whether it computes :func:`jaxgemm.gated_gemm`'s pair of products in one launch.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Kernel:
     deterministic: bool
     batch_invariant: bool
     built: bool
+    pins: dict[str, int] = field(default_factory=dict)
+    gated: bool = False
 
 
 @cache

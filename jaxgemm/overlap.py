@@ -1,8 +1,9 @@
 """Products of tensor parallelism in chunks, so that devices exchange one chunk while they multiply another.
 
-``all_gather_matmul`` multiplies each device's rows as they come round a ring; ``matmul_reduce_scatter`` sends sums
-round it, to which each device adds its part. Both rings turn both ways at once, so that a chunk makes half as many
-steps. They are primitives, each the transpose of the other, so that derivatives of every order overlap as well.
+``all_gather_matmul`` multiplies each device's rows as they arrive; ``matmul_reduce_scatter`` sends each device its part
+of the sum as soon as that is computed. Every chunk goes straight to where it is needed: devices behind one switch are
+all neighbours, and there a ring would only add waiting. They are primitives, each the transpose of the other, so that
+derivatives of every order overlap as well.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import find_kernel
@@ -50,7 +52,7 @@ def all_gather_matmul(
 ) -> jax.Array:
     """``lax.all_gather(x, axis_name, axis=axis, tiled=True) @ w`` inside of ``shard_map``, overlapped.
 
-    Each device multiplies the rows it has while those of its neighbours arrive. The first product of a tensor-parallel
+    Each device multiplies the rows it has while those of the others arrive. The first product of a tensor-parallel
     pair: activations sharded along rows (sequence or batch), weights along columns.
 
     Args:
@@ -160,7 +162,7 @@ def _arguments(
     )
 
 
-# --- The rings ------------------------------------------------------------------------------------------------
+# --- The exchange ------------------------------------------------------------------------------------------------
 
 
 def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], params: dict[str, Any]) -> jax.Array:
@@ -176,6 +178,7 @@ def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], para
         epilogue=Epilogue(),
         kernel=params["kernel"],
         options=(),
+        batch_invariant=False,
         strict=params["strict"],
     )
     return result
@@ -187,6 +190,8 @@ def _matmul(x: Any, w: Any, params: dict[str, Any]) -> jax.Array:
 
 def _shift(x: jax.Array, by: int, params: dict[str, Any]) -> jax.Array:
     """What the device ``by`` places further on has."""
+    if by == 0:
+        return x
     size = params["size"]
     out: jax.Array = lax.ppermute(x, params["axis_name"], [((i + by) % size, i) for i in range(size)])
     return out
@@ -205,17 +210,9 @@ def _in_place(chunks: dict[int, jax.Array], params: dict[str, Any]) -> jax.Array
 
 
 def _gather(x: jax.Array, w: jax.Array, **params: Any) -> list[jax.Array]:
-    size = params["size"]
-    inputs = {0: x}
-    products = {}
-    ahead = behind = x
-    for step in range(size // 2 + 1):
-        if 0 < step <= (size - 1) // 2:
-            behind = inputs[size - step] = _shift(behind, -1, params)
-        if step > 0:
-            ahead = inputs[step] = _shift(ahead, 1, params)
-        for chunk in sorted({step, (size - step) % size}):
-            products[chunk] = _matmul(inputs[chunk], w, params)
+    # Every transfer starts from what this device has, so that none waits for another one, or for a product.
+    inputs = {distance: _shift(x, distance, params) for distance in range(params["size"])}
+    products = {distance: _matmul(chunk, w, params) for distance, chunk in inputs.items()}
     return [_in_place(products, params), _in_place(inputs, params)]
 
 
@@ -235,18 +232,13 @@ def _scatter(*operands: jax.Array, **params: Any) -> jax.Array:
         assert total is not None
         return total
 
-    # The longest way first. While a sum travels, the next part is computed: neither needs the other.
-    up = down = None
-    for step in range(size // 2, 0, -1):
-        mine = part(step)
-        up = _shift(mine if up is None else up + mine, -1, params)
-        if step <= (size - 1) // 2:
-            mine = part(-step)
-            down = _shift(mine if down is None else down + mine, 1, params)
-    total = part(0)
-    for arrived in (up, down):
-        total = total if arrived is None else total + arrived
-    return total
+    # The device's own part comes last: meanwhile the others' arrive. They are added up at once, and rounded once.
+    arrived = [_shift(part(distance), -distance, params) for distance in range(1, size)]
+    mine = part(0)
+    total = mine.astype(dtypes.accumulator(mine.dtype))
+    for x in arrived:
+        total = total + x.astype(total.dtype)
+    return total.astype(mine.dtype)
 
 
 # --- Rules ----------------------------------------------------------------------------------------------------
@@ -314,7 +306,7 @@ def _scatter_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         terms += [] if type(dw) is ad.Zero else [x, dw]
     if not terms:
         return out, _zero(out)
-    # All terms in one ring, so that the cotangent goes round once for all of them.
+    # All terms in one exchange, so that the cotangent is sent once for all of them.
     return out, scatter_p.bind(*terms, **dict(params, strict=False))
 
 
@@ -364,21 +356,21 @@ def _scatter_transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
     return out
 
 
-def _batch(primitive: Primitive, ring: Callable[..., Any], args: Any, bdims: Any, **params: Any) -> tuple[Any, Any]:
+def _batch(primitive: Primitive, exchange: Callable[..., Any], args: Any, bdims: Any, **params: Any) -> tuple[Any, Any]:
     if any(d is not None for d in bdims[1::2]) or any(d is None for d in bdims[::2]):
-        # Several weights: a batch of products goes round. Each of them is differentiated by itself from here on.
-        out = jax.vmap(partial(ring, **params), in_axes=tuple(bdims))(*args)
+        # Several weights: batches of products are exchanged. Each of them is differentiated by itself from here on.
+        out = jax.vmap(partial(exchange, **params), in_axes=tuple(bdims))(*args)
     else:
         args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, bdims, strict=True)]
         out = primitive.bind(*args, **dict(params, axis=params["axis"] + 1))
     return out, [0] * len(out) if primitive.multiple_results else 0
 
 
-for _primitive, _ring, _jvp, _transpose in (
+for _primitive, _exchange, _jvp, _transpose in (
     (gather_p, _gather, _gather_jvp, _gather_transpose),
     (scatter_p, _scatter, _scatter_jvp, _scatter_transpose),
 ):
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
-    batching.primitive_batchers[_primitive] = partial(_batch, _primitive, _ring)
-    mlir.register_lowering(_primitive, mlir.lower_fun(_ring, multiple_results=_primitive.multiple_results))
+    batching.primitive_batchers[_primitive] = partial(_batch, _primitive, _exchange)
+    mlir.register_lowering(_primitive, mlir.lower_fun(_exchange, multiple_results=_primitive.multiple_results))

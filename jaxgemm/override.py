@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params, primitives
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
+from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import UnsupportedError, find_kernel, kernels
 from jaxgemm.primitive import decide, gemm_p
@@ -44,8 +45,6 @@ _OPENED = frozenset(
         "shard_map",
     }
 )
-
-_DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def _route_eqn(eqn: Any, routing: Routing) -> Any:
         params["fwd_jaxpr_thunk"], changed = _route_thunk(params["fwd_jaxpr_thunk"], routing), True
         params["bwd"] = _route_function(params["bwd"], routing)
     if eqn.primitive is primitives.remat_p and changed and params["policy"] is not None:
-        params["policy"] = _Policy(params["policy"])
+        params["policy"] = with_products(params["policy"])  # it saves what it did
     return eqn.replace(params=params) if changed else eqn
 
 
@@ -216,18 +215,6 @@ def _route_function(function: Any, routing: Routing) -> Any:
     return linear_util.wrap_init(routed, debug_info=function.debug_info)
 
 
-@dataclass(frozen=True)
-class _Policy:
-    """A checkpoint policy that sees the products as what they were, so that it saves what it did."""
-
-    policy: Callable[..., Any]
-
-    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
-        if primitive is gemm_p and params["epilogue"] == Epilogue():
-            return self.policy(lax.dot_general_p, *avals, **{name: params[name] for name in _DOT_PARAMS})
-        return self.policy(primitive, *avals, **params)
-
-
 # --- Products -------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +228,7 @@ def _gemm_params(eqn: Any, routing: Routing) -> dict[str, Any]:
         "epilogue": Epilogue(),
         "kernel": routing.kernel,
         "options": (),
+        "batch_invariant": False,
         "strict": True,
     }
 

@@ -21,7 +21,13 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm import dtypes, partition
-from jaxgemm._jax_private import explicit_axes, is_partitioned, is_partly_manual, needs_devices_while_lowering
+from jaxgemm._jax_private import (
+    device_count,
+    explicit_axes,
+    is_partitioned,
+    is_partly_manual,
+    needs_devices_while_lowering,
+)
 from jaxgemm._runtime import TARGET
 from jaxgemm.epilogue import Epilogue, apply
 from jaxgemm.kernels import UnsupportedError, device_for
@@ -32,14 +38,17 @@ gemm_p = Primitive("jaxgemm_gemm")
 gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
 
 # Rules take and pass on the same parameters:
-#   dimension_numbers, precision, preferred_element_type, out_sharding    as dot_general_p has them
+#   DOT_PARAMS                                                             as dot_general_p has them
 #   epilogue                                                               an Epilogue
-#   kernel, options, strict                                                as select() takes them
+#   kernel, options, batch_invariant, strict                               as select() takes them
+
+#: The parameters that dot_general_p has too.
+DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
 
 
 @gemm_p.def_effectful_abstract_eval
 def _abstract_eval(lhs: Any, rhs: Any, *_extra: Any, **params: Any) -> Any:
-    dot = {k: params[k] for k in ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")}
+    dot = {name: params[name] for name in DOT_PARAMS}
     return lax.dot_general_p.abstract_eval(lhs, rhs, **dot)
 
 
@@ -125,12 +134,12 @@ batching.primitive_batchers[gemm_p] = _batch_rule
 def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     epilogue: Epilogue = params["epilogue"]
     if epilogue.activation is not None:
-        # The derivative needs the activation's argument, which the fused form does not keep.
+        # The derivative needs the activation's argument, which the fused form does not keep. It is kept in the
+        # result's type, as it would be without fusion: wider, it would take as much memory again, and make the
+        # products of the backward pass wider as well.
         out_dtype = np.dtype(params["preferred_element_type"])
-        linear = dict(params, epilogue=epilogue.linear(), preferred_element_type=dtypes.accumulator(primals[0].dtype))
         activation = Epilogue(activation=epilogue.activation)
-        primals, tangents = _as_accumulator(primals, tangents, epilogue, linear["preferred_element_type"])
-        z, dz = _jvp_rule(primals, tangents, **linear)
+        z, dz = _jvp_rule(primals, tangents, **dict(params, epilogue=epilogue.linear()))
         function = partial(_activate, activation, out_dtype)
         if type(dz) is ad.Zero:
             out = function(z)
@@ -164,19 +173,6 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
 
 def _activate(activation: Epilogue, out_dtype: np.dtype, z: jax.Array) -> jax.Array:
     return apply(activation, z, None, None, out_dtype)
-
-
-def _as_accumulator(primals: Any, tangents: Any, epilogue: Epilogue, dtype: np.dtype) -> tuple[Any, Any]:
-    """c and bias share the result's type, so they follow it when it becomes the accumulator's."""
-
-    def cast(x: Any) -> Any:
-        return x if type(x) is ad.Zero else lax.convert_element_type(x, dtype)
-
-    count = len(primals) - epilogue.has_c - epilogue.has_bias
-    return (
-        (*primals[:count], *map(cast, primals[count:])),
-        (*tangents[:count], *map(cast, tangents[count:])),
-    )
 
 
 ad.primitive_jvps[gemm_p] = _jvp_rule
@@ -270,6 +266,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
     epilogue: Epilogue = params["epilogue"]
     kernel, derived = params["kernel"], not params["strict"]
     wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
+    wanted["batch_invariant"] = params["batch_invariant"]
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
     forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
     if forms != [(epilogue.scaling(), accumulator)]:
@@ -291,7 +288,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
         assert problem is not None
         if not derived:
             raise refusal
-        choice = select(problem, device, **{**wanted, "kernel": "auto", "options": ()})
+        choice = select(problem, device, **{**wanted, "kernel": "auto", "options": (), "batch_invariant": False})
         choice = replace(choice, why=f"a derivative's product; {refusal}; {choice.why}")
     return Decision(choice, problem, view)
 
@@ -368,17 +365,21 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
 
     A product that XLA computes is left whole in every case, as its partitioner knows how to divide it.
     """
+    if params["kernel"] == "auto" and not params["batch_invariant"] and device_count(ctx) > 1:
+        # XLA runs products beside collectives. A grid of ours that is as large as the device waits for what they
+        # occupy, and both then take as long as one after the other (benchmarks/results/nvidia-h200-x4).
+        params = dict(params, kernel="xla", options=())
     local = partial(_lower, platform)
     if decide(platform, ctx.avals_in, params).choice.kernel is not None:
         out = ctx.avals_out[0].sharding
         if is_partly_manual(ctx):
-            if params["strict"] and params["kernel"] != "auto":
+            if params["strict"] and (params["kernel"] != "auto" or params["batch_invariant"]):
                 raise UnsupportedError(
                     f"kernel '{params['kernel']}' inside of a shard_map over some of the mesh's axes: XLA divides the "
                     "program over the others, which it cannot do with a kernel's call; map over all axes, or ask for "
                     "kernel 'auto' or 'xla'"
                 )
-            params = dict(params, kernel="xla", options=())
+            params = dict(params, kernel="xla", options=(), batch_invariant=False)
         elif explicit_axes(out.mesh):
             local = partial(partition.explicit, local, out)
         elif is_partitioned(ctx):

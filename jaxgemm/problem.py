@@ -43,6 +43,7 @@ class Problem:
         a, b: how the operands lie in memory.
         dtypes: element types of a, b and d, by name.
         epilogue: what follows the product.
+        gated: whether the result is ``activation(a b) * (a b_up)``, with a ``b_up`` that lies as ``b`` does.
     """
 
     m: int
@@ -53,6 +54,7 @@ class Problem:
     b: Matrix
     dtypes: tuple[str, str, str]
     epilogue: Epilogue
+    gated: bool = False
 
     @property
     def flops(self) -> int:

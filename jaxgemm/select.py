@@ -19,13 +19,18 @@ from jaxgemm import precision as prec
 from jaxgemm import tuning
 from jaxgemm._runtime import ffi
 from jaxgemm.dtypes import KERNEL_DTYPES
-from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
 
 #: The largest workspace a kernel may ask XLA for, in bytes.
 MAX_WORKSPACE = 1 << 30
 #: How many of a kernel's configurations a choice remembers for ``explain``.
 SHOWN = 4
+#: Kernels for batch-invariant products, in order of preference: the fastest for their types first.
+INVARIANT = ("sm90", "sm80", "shared_pipeline", "register_blocked", "host")
+#: The number of rows that a batch-invariant product's configuration is chosen for, whatever its own.
+INVARIANT_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ def _call(kernel: Kernel, config: tuple[int, ...], problem: Problem) -> Any:
         config=list(config),
         has_bias=e.has_bias,
         dtypes=list(problem.dtypes),
+        gated=problem.gated,
     )
 
 
@@ -99,6 +105,7 @@ def select(
     precision: prec.Precision = None,
     kernel: str = "auto",
     options: tuple[tuple[str, int], ...] = (),
+    batch_invariant: bool = False,
 ) -> Choice:
     """The kernel for a problem.
 
@@ -108,12 +115,15 @@ def select(
         precision: canonical precision (:func:`jaxgemm.precision.canonical`).
         kernel: "auto", "xla", or a name from the table.
         options: (name, value) pairs of the kernel's options.
+        batch_invariant: whether the choice must not depend on m or the batch, nor a row's bits on other rows.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the problem.
     """
     if kernel == "xla":
         return _xla("XLA's product was asked for by name")
+    if batch_invariant:
+        return _invariant(problem, device, precision, kernel, options)
     if kernel == "auto":
         return _automatic(problem, device, precision)
     row = find_kernel(kernel)
@@ -127,6 +137,72 @@ def select(
             return replace(choice, why="asked for by name")
         reason = choice
     raise UnsupportedError(reason)
+
+
+def _invariant(
+    problem: Problem,
+    device: Device,
+    precision: prec.Precision,
+    kernel: str,
+    options: tuple[tuple[str, int], ...],
+) -> Choice:
+    """The kernel and configuration of the same product with ``INVARIANT_ROWS`` rows, and no batch."""
+    a, b = problem.a, problem.b
+    stand_in = replace(
+        problem,
+        m=INVARIANT_ROWS,
+        batch=(1, 1),
+        a=replace(a, transposed=False, ld=max(problem.k, 1), batch_stride=(0, 0)),
+        b=replace(b, batch_stride=(0, 0)),
+        epilogue=Epilogue(),
+    )
+    dtype = np.dtype(jnp.dtype(problem.dtypes[0]))
+    reasons = []
+    for name in INVARIANT if kernel == "auto" else (kernel,):
+        row = find_kernel(name)
+        reason = prec.refusal(precision, dtype, row.tf32)
+        chosen: Choice | str = f"kernel '{name}': {reason}" if reason else _pinned(row, options, stand_in, device)
+        if isinstance(chosen, Choice):
+            reason, workspace = check(row, chosen.config, problem, device)
+            if reason:  # another kernel would be one that follows m
+                raise UnsupportedError(f"batch_invariant: {reason}")
+            why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, whatever there are"
+            return replace(chosen, workspace=workspace, why=why)
+        reasons.append(chosen)
+    raise UnsupportedError(f"batch_invariant: {'; '.join(reasons)}")
+
+
+def _pinned(row: Kernel, options: tuple[tuple[str, int], ...], problem: Problem, device: Device) -> Choice | str:
+    """The kernel with every option that matters to the order of sums fixed, or why that cannot be."""
+    if row.batch_invariant:
+        return resolve(row.name, configuration(row, options), problem, device)
+    if not row.pins:
+        return f"kernel '{row.name}' does not promise that a row's bits are the same for every m"
+    given = dict(options)
+    for name, value in row.pins.items():
+        if given.get(name, 0) not in (0, value):
+            return f"option {name} of kernel '{row.name}' must be {value}, got {given[name]}"
+    return resolve(row.name, configuration(row, tuple({**given, **row.pins}.items())), problem, device)
+
+
+def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice | None:
+    """The kernel that computes a gated pair of products in one launch; None where they are to be composed.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
+    """
+    if kernel == "xla":
+        return None
+    for row in kernels() if kernel == "auto" else [find_kernel(kernel)]:
+        if not row.gated:
+            continue
+        reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
+        reason = f"kernel '{row.name}': {reason}" if reason else check(row, (), problem, device)[0]
+        if not reason:
+            return Choice(row, (), 0, "one launch for both products")
+        if kernel != "auto":
+            raise UnsupportedError(reason)
+    return None
 
 
 @lru_cache(maxsize=4096)

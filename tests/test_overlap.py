@@ -1,7 +1,8 @@
-"""Overlapped products: what the plain collective and a product give, in one ring of chunks, with gradients."""
+"""Overlapped products: what the plain collective and a product give, in chunks, with gradients."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import jax
@@ -76,8 +77,8 @@ def test_second_derivatives():
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_only_neighbours_talk(size):
-    """Each ring sends what the collective would have: as many bytes, and nothing is gathered or reduced at once."""
+def test_chunks_are_sent_one_by_one(size):
+    """As many bytes as the collective would have sent, and nothing is gathered or reduced at once."""
     ours = traffic(value_and_grads(mlp(size, OURS)), *operands())
     plain = traffic(value_and_grads(mlp(size, PLAIN)), *operands())
     assert not ours.calls["all-gather"]
@@ -87,10 +88,24 @@ def test_only_neighbours_talk(size):
 
 
 def test_the_next_chunk_is_on_its_way_during_a_product():
-    """No product waits for the transfer that it is to hide: each ring's first one needs no other device."""
+    """No transfer of a gather waits for a product, and no product of a scatter for a transfer."""
     text = jax.jit(mlp(4, OURS)).lower(*operands()).as_text()
-    assert text.count("collective_permute") == 6
-    assert text.count("jaxgemm_gemm") == 8
+    order = re.findall(r"stablehlo\.(collective_permute)|custom_call @(jaxgemm_gemm)", text)
+    gather, scatter = order[:7], order[7:]
+    assert [kind or "product" for kind, _ in gather] == ["collective_permute"] * 3 + ["product"] * 4
+    assert [kind or "product" for kind, _ in scatter] == ["product", "collective_permute"] * 3 + ["product"]
+
+
+def test_partial_sums_are_rounded_once():
+    x, w = (jnp.ones(s, jnp.bfloat16) for s in ((8, 8), (8, 4)))
+    x = x.at[:, 0].set(256)  # to which no later part of 1 would add anything in this type
+    specs = P(None, "t"), P("t")
+
+    def body(x, w):
+        return matmul_reduce_scatter(x, w, axis_name="t", kernel="host")
+
+    got = jax.jit(jax.shard_map(body, mesh=mesh((8,), ("t",)), in_specs=specs, out_specs=P("t")))(x, w)
+    np.testing.assert_array_equal(got.astype(np.float32), np.asarray(jnp.float32(263).astype(jnp.bfloat16), np.float32))
 
 
 @pytest.mark.parametrize("pair", range(2))

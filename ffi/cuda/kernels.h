@@ -1,6 +1,7 @@
 // The functions of every CUDA kernel that the table names. Host code only.
 #pragma once
 
+#include "gemv/gemv.h"
 #include "ladder/ladder.h"
 #include "simt/simt.h"
 #include "sm80/sm80.h"

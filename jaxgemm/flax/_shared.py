@@ -108,7 +108,7 @@ class PendingProduct:
         """The result."""
         epilogue = Epilogue(has_bias=self.bias is not None, activation=activation)
         bias = () if self.bias is None else (self.bias.reshape(-1).astype(self.dtype),)
-        return api._bind(
+        return api.bind(
             self.lhs,
             self.rhs,
             bias,

@@ -34,7 +34,16 @@ def _seen(layer: Any) -> Any:
     return _shared.Seen(layer, dot_general=partial(_shared.pend, kernel=layer.kernel))
 
 
-class Dense(nn.Dense):
+class _Fused(nn.Module):
+    activation: str | None = None
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self)
+        super().__post_init__()
+
+
+class Dense(_Fused, nn.Dense):
     """``flax.linen.Dense`` with a fused bias and activation.
 
     Attributes:
@@ -42,20 +51,13 @@ class Dense(nn.Dense):
         kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
     """
 
-    activation: str | None = None
-    kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check(self)
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """``activation(inputs @ kernel + bias)``, along the last axis."""
         return _shared.finish(_dense(_seen(self), inputs), self.activation)
 
 
-class DenseGeneral(nn.DenseGeneral):
+class DenseGeneral(_Fused, nn.DenseGeneral):
     """``flax.linen.DenseGeneral`` with a fused bias and activation.
 
     Attributes:
@@ -63,33 +65,19 @@ class DenseGeneral(nn.DenseGeneral):
         kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
     """
 
-    activation: str | None = None
-    kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check(self)
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """``activation(inputs · kernel + bias)``, along the axes ``axis``."""
         return _shared.finish(_dense_general(_seen(self), inputs), self.activation)
 
 
-class Einsum(nn.Einsum):
+class Einsum(_Fused, nn.Einsum):
     """``flax.linen.Einsum`` with a fused bias and activation.
 
     Attributes:
         activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
         kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
     """
-
-    activation: str | None = None
-    kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check(self)
-        super().__post_init__()
 
     # flax's forward pass has no place for another product, so this one is written out.
     @nn.compact

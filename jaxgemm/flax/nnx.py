@@ -17,88 +17,53 @@ from flax import nnx
 from jaxgemm.flax import _shared
 
 
-class Linear(nnx.Linear):
+class _Fused(nnx.Module):
+    activation: str | None
+    gemm_kernel: str
+
+    def __init__(self, *arguments: Any, activation: str | None = None, kernel: str = "auto", **keywords: Any):
+        self.activation = activation
+        self.gemm_kernel = kernel
+        super().__init__(*arguments, **keywords)
+        _check(self)
+
+
+class Linear(_Fused, nnx.Linear):
     """``flax.nnx.Linear`` with a fused bias and activation.
 
     Args:
-        in_features, out_features: as flax takes them.
+        *arguments, **keywords: flax's own: ``in_features, out_features`` and so on.
         activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
         kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-        **arguments: flax's other arguments.
     """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        activation: str | None = None,
-        kernel: str = "auto",
-        **arguments: Any,
-    ):
-        self.activation = activation
-        self.gemm_kernel = kernel
-        super().__init__(in_features, out_features, **arguments)
-        _check(self)
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs @ kernel + bias)``, along the last axis."""
         return _shared.finish(nnx.Linear.__call__(_seen(self), inputs, out_sharding), self.activation)
 
 
-class LinearGeneral(nnx.LinearGeneral):
+class LinearGeneral(_Fused, nnx.LinearGeneral):
     """``flax.nnx.LinearGeneral`` with a fused bias and activation.
 
     Args:
-        in_features, out_features: as flax takes them.
+        *arguments, **keywords: flax's own: ``in_features, out_features`` and so on.
         activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
         kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-        **arguments: flax's other arguments.
     """
-
-    def __init__(
-        self,
-        in_features: Any,
-        out_features: Any,
-        *,
-        activation: str | None = None,
-        kernel: str = "auto",
-        **arguments: Any,
-    ):
-        self.activation = activation
-        self.gemm_kernel = kernel
-        super().__init__(in_features, out_features, **arguments)
-        _check(self)
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs · kernel + bias)``, along the axes ``axis``."""
         return _shared.finish(nnx.LinearGeneral.__call__(_seen(self), inputs, out_sharding), self.activation)
 
 
-class Einsum(nnx.Einsum):
+class Einsum(_Fused, nnx.Einsum):
     """``flax.nnx.Einsum`` with a fused bias and activation.
 
     Args:
-        einsum_str, kernel_shape, bias_shape: as flax takes them.
+        *arguments, **keywords: flax's own: ``einsum_str, kernel_shape, bias_shape`` and so on.
         activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
         kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-        **arguments: flax's other arguments.
     """
-
-    def __init__(
-        self,
-        einsum_str: str,
-        kernel_shape: Any,
-        bias_shape: Any = None,
-        *,
-        activation: str | None = None,
-        kernel: str = "auto",
-        **arguments: Any,
-    ):
-        self.activation = activation
-        self.gemm_kernel = kernel
-        super().__init__(einsum_str, kernel_shape, bias_shape, **arguments)
-        _check(self)
 
     def __call__(self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: Any = None) -> jax.Array:
         """``activation(einsum(inputs, kernel) + bias)``; ``einsum_str`` here or in the constructor."""

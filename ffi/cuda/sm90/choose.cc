@@ -102,8 +102,8 @@ int64_t fixed(const GemmProblem& p, Option option) {
   return option < static_cast<int>(p.config.size()) ? p.config[option] : 0;
 }
 
-// The cheapest way to run one tile shape in one orientation.
-void consider(const GemmProblem& p, const Shape& s, Config c, int sms, Config* best, double* best_cost) {
+// The ways to run one tile shape in one orientation.
+void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vector<RankedConfig>* ranked) {
   const TileConfig& t = kTiles[c.tile];
   const int64_t tiles = ceil_div(s.m, t.tile_m) * ceil_div(s.n, t.tile_n) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
@@ -118,20 +118,15 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, Config* b
     // The second kernel counts groups of 4 results in 31 bits.
     if (split > 1 && s.m * s.batch > INT32_MAX / ceil_div(s.n, 4)) continue;
     c.split_k = static_cast<int>(split);
-    const double time = cost(p, s, t, c, sms);
-    if (time < *best_cost) {
-      *best_cost = time;
-      *best = c;
-    }
+    ranked->push_back({c, cost(p, s, t, c, sms)});
     if (fixed(p, kSplitK)) return;
   }
 }
 
 }  // namespace
 
-Config choose(const GemmProblem& p, int sms, bool* found) {
-  Config best;
-  double best_cost = INFINITY;
+std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
+  std::vector<RankedConfig> ranked;
   for (const bool swap : {false, true}) {
     if (fixed(p, kSwap) && fixed(p, kSwap) != (swap ? 2 : 1)) continue;
     const Shape s{swap ? p.n : p.m, swap ? p.m : p.n, p.k, p.batch_count(),
@@ -154,13 +149,15 @@ Config choose(const GemmProblem& p, int sms, bool* found) {
           c.cluster_n = n;
           c.swap = swap;
           if (fixed(p, kGroup)) c.group = static_cast<int>(fixed(p, kGroup));
-          consider(p, s, c, sms, &best, &best_cost);
+          consider(p, s, c, sms, &ranked);
         }
       }
     }
   }
-  *found = best_cost < INFINITY;
-  return best;
+  std::stable_sort(ranked.begin(), ranked.end(), [](const RankedConfig& x, const RankedConfig& y) {
+    return x.microseconds < y.microseconds;
+  });
+  return ranked;
 }
 
 }  // namespace jaxgemm::cuda::sm90

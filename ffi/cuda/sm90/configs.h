@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "../../problem.h"
 
@@ -58,9 +59,13 @@ struct Config {
 // The values of the row's options, in their order. Zero leaves the choice to the model.
 enum Option { kTileM, kTileN, kSchedule, kClusterM, kClusterN, kSplitK, kSwap, kGroup, kOptionCount };
 
-// The configuration for a problem: a pure function of its arguments. Options that the problem's config fixes
-// are kept; among what is left the cheapest by the model in choose.cc wins. `found` is false when nothing
-// matches.
-Config choose(const GemmProblem& problem, int sm_count, bool* found);
+struct RankedConfig {
+  Config config;
+  double microseconds;  // by the model in choose.cc
+};
+
+// The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
+// that the problem's config fixes are kept. Empty when nothing matches.
+std::vector<RankedConfig> rank_configs(const GemmProblem& problem, int sm_count);
 
 }  // namespace jaxgemm::cuda::sm90

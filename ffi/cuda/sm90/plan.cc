@@ -1,10 +1,5 @@
 #include "plan.h"
 
-#include <algorithm>
-#include <array>
-#include <functional>
-#include <string_view>
-
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
@@ -44,35 +39,14 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   return x;
 }
 
-// Everything that a plan depends on, as numbers.
-using Key = std::array<int64_t, 19 + kOptionCount>;
+}  // namespace
 
-Key key_of(const GemmProblem& p) {
-  const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
-  Key key = {p.m,
-             p.n,
-             p.k,
-             p.batch[0],
-             p.batch[1],
-             static_cast<int64_t>(p.a.dtype),
-             static_cast<int64_t>(p.d),
-             plain,
-             static_cast<int64_t>(p.config.size())};
-  size_t at = 9;
-  for (const Matrix* x : {&p.a, &p.b}) {
-    key[at++] = x->transposed;
-    key[at++] = x->ld;
-    key[at++] = x->batch_stride[0];
-    key[at++] = x->batch_stride[1];
-  }
-  std::copy_n(p.config.begin(), std::min<size_t>(p.config.size(), kOptionCount), key.begin() + at);
-  return key;
-}
-
-Plan compute_plan(const GemmProblem& p) {
+Plan make_plan(const GemmProblem& p) {
   Plan plan;
-  plan.config = choose(p, kModelSms, &plan.found);
+  const std::vector<RankedConfig> ranked = rank_configs(p, kModelSms);
+  plan.found = !ranked.empty();
   if (!plan.found) return plan;
+  plan.config = ranked[0].config;
   plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, &plan.workspace);
   plan.b = plan_operand(p.b, p.n, p.b.transposed, p, &plan.workspace);
   if (plan.config.split_k > 1) {
@@ -81,24 +55,6 @@ Plan compute_plan(const GemmProblem& p) {
     plan.partial_offset = take(&plan.workspace, static_cast<size_t>(elements) * 4);
   }
   return plan;
-}
-
-}  // namespace
-
-Plan make_plan(const GemmProblem& p) {
-  // Weighing hundreds of configurations takes tens of microseconds, more than many products: keep recent
-  // plans.
-  struct Entry {
-    bool valid = false;
-    Key key;
-    Plan plan;
-  };
-  static thread_local std::array<Entry, 64> cache;
-  const Key key = key_of(p);
-  const std::string_view bytes(reinterpret_cast<const char*>(key.data()), sizeof(key));
-  Entry& entry = cache[std::hash<std::string_view>{}(bytes) % cache.size()];
-  if (!entry.valid || entry.key != key) entry = {true, key, compute_plan(p)};
-  return entry.plan;
 }
 
 }  // namespace jaxgemm::cuda::sm90

@@ -146,6 +146,19 @@ std::string unsupported_sm90(const GemmProblem& p) {
 
 size_t workspace_sm90(const GemmProblem& p) { return p.output_empty() ? 0 : make_plan(p).workspace; }
 
+std::vector<Candidate> candidates_sm90(const GemmProblem& p, int sm_count) {
+  std::vector<Candidate> candidates;
+  if (p.output_empty()) return candidates;
+  for (const RankedConfig& ranked : rank_configs(p, sm_count)) {
+    const Config& c = ranked.config;
+    const TileConfig& tile = kTiles[c.tile];
+    candidates.push_back({{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m,
+                           c.cluster_n, c.split_k, c.swap ? 2 : 1, c.group},
+                          ranked.microseconds});
+  }
+  return candidates;
+}
+
 Status prepare_sm90(const GemmProblem& p, int) {
   if (p.output_empty()) return {};
   if (Status status = load_tensor_map_encoder(); !status.ok()) return status;

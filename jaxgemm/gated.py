@@ -1,0 +1,211 @@
+"""``gated_gemm``: the pair of products of a gated layer, ``activation(x w_gate) * (x w_up)``.
+
+On Hopper it is one launch, which writes the result and nothing else. Everywhere else, and for derivatives, it is
+composed of two ordinary products, so that whatever can be done with those can be done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemm import api, dtypes
+from jaxgemm import precision as prec
+from jaxgemm._jax_private import explicit_axes, is_partitioned, is_partly_manual, needs_devices_while_lowering
+from jaxgemm._runtime import GATED_TARGET
+from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
+from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
+from jaxgemm.partition import vary_alike
+from jaxgemm.problem import Matrix, Problem
+from jaxgemm.select import Choice, select_gated
+
+gated_p = Primitive("jaxgemm_gated")
+gated_p.def_impl(partial(xla.apply_primitive, gated_p))
+
+# Operands are x (..., k), w_gate (k, n), w_up (k, n); parameters:
+#   activation                 a name, or None
+#   preferred_element_type     of the result
+#   precision, kernel          as gemm_p has them
+
+
+def gated_gemm(
+    x: ArrayLike,
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
+    *,
+    activation: str | None = "silu",
+    out_dtype: DTypeLike | None = None,
+    kernel: str = "auto",
+) -> jax.Array:
+    """``activation(x @ w_gate) * (x @ w_up)``, in one launch where a kernel of ours has it.
+
+    Args:
+        x: shape (..., k).
+        w_gate: shape (k, n).
+        w_up: shape (k, n).
+        activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
+        out_dtype: type of the result; by default that of the promoted operands. Sums, the activation and the
+            multiplication are in the accumulator's type, rounded once.
+        kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a gated form computes the
+            two products, and jnp the rest.
+
+    Returns:
+        Shape (..., n).
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as for :func:`jaxgemm.gemm`.
+    """
+    arrays = [jnp.asarray(a) for a in (x, w_gate, w_up)]
+    dtype = jnp.result_type(*arrays)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"gated_gemm: expected floating-point operands, got {', '.join(a.dtype.name for a in arrays)}")
+    a, gate, up = (v.astype(dtype) for v in arrays)
+    if gate.ndim != 2 or gate.shape != up.shape:
+        raise ValueError(f"gated_gemm: w_gate and w_up must be (k, n) alike, got {gate.shape} and {up.shape}")
+    if a.ndim == 0 or a.shape[-1] != gate.shape[0]:
+        raise ValueError(f"gated_gemm: inner dimensions differ: x has shape {a.shape}, the weights {gate.shape}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(
+            f"gated_gemm: activation: got {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}"
+        )
+    if kernel not in ("auto", "xla"):
+        find_kernel(kernel)
+    out = np.dtype(dtype if out_dtype is None else jax.dtypes.canonicalize_dtype(out_dtype))
+    if not jnp.issubdtype(out, jnp.floating):
+        raise TypeError(f"gated_gemm: out_dtype must be a floating-point type, got {out.name}")
+    result: jax.Array = gated_p.bind(
+        *vary_alike(a, gate, up),
+        activation=activation,
+        preferred_element_type=out,
+        precision=prec.canonical(None),
+        kernel=kernel,
+    )
+    return result
+
+
+def _dims(x: Any) -> Any:
+    return ((x.ndim - 1,), (0,)), ((), ())
+
+
+@gated_p.def_effectful_abstract_eval
+def _abstract_eval(x: Any, gate: Any, _up: Any, **params: Any) -> Any:
+    return lax.dot_general_p.abstract_eval(
+        x,
+        gate,
+        dimension_numbers=_dims(x),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+        out_sharding=None,
+    )
+
+
+def _compose(x: jax.Array, gate: jax.Array, up: jax.Array, **params: Any) -> jax.Array:
+    """The same of two products, in the accumulator's type up to the end."""
+    accumulator = dtypes.accumulator(np.dtype(x.dtype))
+
+    def product(w: jax.Array) -> jax.Array:
+        return api.bind(x, w, (), _dims(x), params["precision"], accumulator, Epilogue(), params["kernel"], ())
+
+    activation = Epilogue(activation=params["activation"])
+    return (apply(activation, product(gate), None, None, accumulator) * product(up)).astype(
+        params["preferred_element_type"]
+    )
+
+
+def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
+    x_bdim, *weights = bdims
+    if weights == [None, None]:
+        return gated_p.bind(jnp.moveaxis(args[0], x_bdim, 0), *args[1:], **params), 0
+    return jax.vmap(partial(_compose, **params), in_axes=tuple(bdims))(*args), 0
+
+
+batching.primitive_batchers[gated_p] = _batch_rule
+
+
+def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+    def function(*given: jax.Array) -> jax.Array:
+        operands = list(primals)
+        for i, value in zip(moving, given, strict=True):
+            operands[i] = value
+        return _compose(*operands, **params)
+
+    return jax.jvp(function, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+ad.primitive_jvps[gated_p] = _jvp_rule
+
+
+def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Choice | None:
+    """The kernel that computes both products in one launch, or None where they are composed.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
+    """
+    x, gate = avals[:2]
+    k, n = gate.shape
+    names = (np.dtype(x.dtype).name,) * 2 + (np.dtype(params["preferred_element_type"]).name,)
+    problem = Problem(
+        m=prod(x.shape[:-1]),
+        n=n,
+        k=k,
+        batch=(1, 1),
+        a=Matrix(False, max(k, 1), (0, 0)),
+        b=Matrix(False, max(n, 1), (0, 0)),
+        dtypes=names,
+        epilogue=Epilogue(activation=params["activation"]),
+        gated=True,
+    )
+    return select_gated(problem, device, precision=params["precision"], kernel=params["kernel"])
+
+
+def _call(choice: Choice, x: jax.Array, gate: jax.Array, up: jax.Array, **params: Any) -> jax.Array:
+    assert choice.kernel is not None
+    k, n = gate.shape
+    m = prod(x.shape[:-1])
+    call = jax.ffi.ffi_call(GATED_TARGET, jax.ShapeDtypeStruct((*x.shape[:-1], n), params["preferred_element_type"]))
+    return call(
+        x,
+        gate,
+        up,
+        kernel=choice.kernel.name,
+        dims=np.array([m, n, k, 1, 1], np.int64),
+        a=np.array([0, max(k, 1), 0, 0], np.int64),
+        b=np.array([0, max(n, 1), 0, 0], np.int64),
+        alpha=np.float64(1),
+        beta=np.float64(0),
+        activation=params["activation"] or "none",
+        config=np.array(choice.config, np.int64),
+        has_bias=np.bool_(False),
+    )
+
+
+def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    choice = decide(device_for(platform), ctx.avals_in, params)
+    divided = is_partitioned(ctx) or is_partly_manual(ctx) or explicit_axes(ctx.avals_out[0].sharding.mesh)
+    function: Any = _compose
+    if choice is not None and not divided:
+        function = partial(_call, choice)
+    elif choice is not None and params["kernel"] != "auto":
+        raise UnsupportedError(
+            f"kernel '{params['kernel']}': a gated product is one launch on one device, and this program is divided "
+            "over several; map it with shard_map over all of the mesh's axes"
+        )
+    return mlir.lower_fun(partial(function, **params), multiple_results=False)(ctx, *operands)
+
+
+for _platform in ("cuda", "cpu"):
+    mlir.register_lowering(gated_p, partial(_rule, _platform), platform=_platform)
+mlir.register_lowering(gated_p, partial(_rule, "other"))
+needs_devices_while_lowering(gated_p)

@@ -1,0 +1,86 @@
+"""benchmarks/parallel.py on eight CPU devices: every form is right, and every figure is kept."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import jax
+import meshes
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SMALL = ["--tokens", "64", "--model", "16", "--hidden", "32", "--repeats", "3"]
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """The script, to be run with arguments; what it wrote."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("benchmarks_parallel", BENCHMARKS / "parallel.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "digest", lambda: "of the sources")
+    monkeypatch.setattr(jax, "devices", lambda: on_cpu)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    on_cpu = jax.local_devices(backend="cpu")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["parallel.py", *arguments, "--results", str(tmp_path)])
+        with jax.enable_x64(False):
+            code = module.main()
+        (file,) = tmp_path.glob("*/parallel.json")
+        assert file.parent.name.endswith(f"-x{json.loads(file.read_text())['devices']}")
+        return code, json.loads(file.read_text())
+
+    yield run
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "") and str(BENCHMARKS) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def test_every_case(script, capsys):
+    code, document = script(*SMALL, "--dtype", "f32")
+    assert code == 0
+    rows = document["rows"]
+    assert document["devices"] == meshes.COUNT
+    assert {row["case"] for row in rows} == {
+        "tensor parallel",
+        "data parallel",
+        "sequence parallel",
+        "all_gather_matmul",
+        "matmul_reduce_scatter",
+    }
+    for row in rows:
+        assert row["us"] > 0
+        assert row["is_part"] or (row["error"] < 1e-6 and row["difference"] < 1e-6 and row["ratio"] > 0)
+    collectives = {(row["case"], row["form"]): row["collectives"] for row in rows}
+    for case in ("tensor parallel", "data parallel", "sequence parallel"):
+        assert collectives[case, "jaxgemm host"] == collectives[case, "jnp.dot"]
+    assert set(collectives["sequence parallel", "overlapped host"]) == {"collective-permute"}
+    assert "the product alone, jaxgemm host" in capsys.readouterr().out
+
+
+def test_a_form_that_fails_is_a_row(script, capsys):
+    code, document = script(*SMALL, "--dtype", "bf16", "--devices", "2", "--case", "gather", "--xla", "no_such_flag=1")
+    assert code == 1
+    failed = {row["form"] for row in document["rows"] if row["message"]}
+    assert failed == {"jnp.dot", "overlapped host"}
+    assert all(row["xla"] == {"no_such_flag": 1} for row in document["rows"] if row["message"])
+    assert "no_such_flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--devices", "9"), "there are 8 here, got 9"),
+        (("--tokens", "12"), "8 devices do not divide 12"),
+        (("--kernel", "fastest"), "unknown kernel 'fastest'"),
+        (("--xla", "flag"), "malformed XLA options 'flag'"),
+    ],
+)
+def test_wrong_arguments(script, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        script(*arguments)
+    assert message in capsys.readouterr().err

@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "cpu/parallel.h"
+#include "recall.h"
 #include "xla/ffi/api/ffi.h"
 
 #ifdef JAXGEMM_CUDA
@@ -60,8 +61,25 @@ struct Attributes {
 struct Call {
   GemmProblem problem;
   GemmBuffers buffers;
+  size_t workspace_bytes = 0;
   const KernelEntry* entry = nullptr;
 };
+
+// What follows from a call's attributes and the kind of device.
+struct Facts {
+  std::string refusal;       // why the kernel cannot run the problem, or empty
+  size_t workspace = 0;      // bytes that it needs
+  uint64_t prepared_on = 0;  // devices, a bit each
+};
+
+Facts& facts_of(const Call& call, int arch) {
+  static thread_local Recall<Facts> recall;
+  return recall(key_of(call.problem, reinterpret_cast<intptr_t>(call.entry), arch), [&] {
+    Facts facts{.refusal = unsupported_reason(*call.entry, call.problem, arch)};
+    if (facts.refusal.empty() && call.entry->workspace) facts.workspace = call.entry->workspace(call.problem);
+    return facts;
+  });
+}
 
 int64_t elements(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buffer.element_count()); }
 
@@ -151,24 +169,25 @@ ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::Remaini
                   .c = has_c ? operand[2u + gated].untyped_data() : nullptr,
                   .bias = attrs.has_bias ? operand[arity - 1].untyped_data() : nullptr,
                   .d = d.untyped_data()};
-  size_t have = 0;
   if (rets.size() == 2) {
     auto workspace = rets.get<ffi::AnyBuffer>(1);
     if (!workspace) return invalid("result 'workspace' is not a buffer");
     call.buffers.workspace = (**workspace).untyped_data();
-    have = (**workspace).size_bytes();
-  }
-  const size_t need = call.entry->workspace ? call.entry->workspace(p) : 0;
-  if (have < need) {
-    return invalid(
-        join("result 'workspace' has ", have, " bytes, kernel '", call.entry->name, "' needs ", need));
+    call.workspace_bytes = (**workspace).size_bytes();
   }
   return ffi::Error::Success();
 }
 
+// Whether the kernel can run this call on a device of that kind, with the workspace that it got.
+ffi::Error check_facts(const Call& call, const Facts& facts) {
+  if (!facts.refusal.empty()) return invalid(facts.refusal);
+  if (call.workspace_bytes >= facts.workspace) return ffi::Error::Success();
+  return invalid(join("result 'workspace' has ", call.workspace_bytes, " bytes, kernel '", call.entry->name,
+                      "' needs ", facts.workspace));
+}
+
 ffi::Error run(const Call& call, int arch, const Executor& executor) {
-  if (std::string why = unsupported_reason(*call.entry, call.problem, arch); !why.empty())
-    return invalid(why);
+  if (ffi::Error e = check_facts(call, facts_of(call, arch)); e.failure()) return e;
   if (call.problem.output_empty()) return ffi::Error::Success();
   if (Status s = call.entry->launch(call.problem, call.buffers, executor); !s.ok()) {
     return ffi::Error::Internal("jaxgemm: " + s.message);
@@ -228,11 +247,14 @@ ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::Remaini
   int arch = 0;
   if (Status s = cuda::device_arch(device, arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
-  if (std::string why = unsupported_reason(*call.entry, call.problem, arch); !why.empty())
-    return invalid(why);
+  Facts& facts = facts_of(call, arch);
+  if (ffi::Error e = check_facts(call, facts); e.failure()) return e;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (facts.prepared_on & bit) return ffi::Error::Success();
   if (Status s = cuda::prepare_on_device(*call.entry, call.problem, device); !s.ok()) {
     return ffi::Error::Internal("jaxgemm: " + s.message);
   }
+  facts.prepared_on |= bit;
   return ffi::Error::Success();
 }
 

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "cpu/host.h"
 #include "kernel.h"
+#include "recall.h"
 
 #ifdef JAXGEMM_CUDA
   #include "cuda/kernels.h"
@@ -197,6 +198,9 @@ constexpr KernelEntry kTable[] = {
      .prepare = JAXGEMM_CUDA_FN(prepare_sm90),
      .launch = JAXGEMM_CUDA_FN(launch_sm90)},
 };
+
+static_assert(std::all_of(std::begin(kTable), std::end(kTable),
+                          [](const KernelEntry& e) { return e.options.size() <= kMaxOptions; }));
 
 std::string types_text(const KernelEntry& entry) {
   std::string text;

@@ -6,9 +6,16 @@ and with ``option`` for each documented value of each of its options. A new row 
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share the device
+# Where there is a GPU it is the second platform: what a test does not ask for runs on the CPU, in the threads and
+# processes that it starts as well. It may mean more by what it compares with than a GPU does: kernels by name, several
+# devices, float32 at the default precision.
+if Path("/dev/nvidiactl").exists() and any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13)):
+    os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda")
 
 import cases
 import gpu_record
@@ -97,11 +104,7 @@ def _row(item: pytest.Item) -> jaxgemm.Kernel | None:
 
 @pytest.fixture(autouse=True)
 def _device(request: pytest.FixtureRequest):
-    """A test runs on its kernel's platform, and one of no kernel's on the CPU unless it is marked ``gpu``.
-
-    The default device would be the GPU where there is one, and a test may mean more by what it compares with
-    than a GPU does: kernels by name, several devices, float32 at the default precision.
-    """
+    """A test runs on its kernel's platform, and one of no kernel's on the CPU unless it is marked ``gpu``."""
     row = _row(request.node)
     platform = row.platform if row else "cuda" if request.node.get_closest_marker("gpu") else "cpu"
     with jax.default_device(jax.devices(platform)[0]):

@@ -34,6 +34,7 @@ def given(page: str) -> dict[str, object]:
         return {}
     rng = np.random.default_rng(0)
     shapes = {"a": (2, 8, 8), "b": (8, 8), "c": (8, 8), "x": (4, 8), "w": (8, 8), "bias": (8,)}
+    shapes |= {"w_gate": (8, 8), "w_up": (8, 8)}
     arrays = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
     return {**arrays, "jax": jax, "jnp": jnp, "jaxgemm": jaxgemm}
 

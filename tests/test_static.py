@@ -119,9 +119,13 @@ class Function:
 
 def functions(module, folder):
     """Every kernel of the module, with the registers and memory that it uses; its cubins go into the folder."""
+    listed = _cuobjdump("--list-elf", module).split(".cubin")[:-1]
     _cuobjdump("--extract-elf", "all", module, cwd=folder)
+    cubins = sorted(folder.glob("*.cubin"))
+    # They are named after sources: of two sources with one name, one file would take the other's place.
+    assert len(cubins) == len(listed), listed
     found = []
-    for cubin in sorted(folder.glob("*.cubin")):
+    for cubin in cubins:
         arch = cubin.name.split(".")[-2]  # name.sm_90a.cubin
         for line in _cuobjdump("--dump-resource-usage", cubin).splitlines():
             if match := re.match(r"\s*Function (\S+):", line):

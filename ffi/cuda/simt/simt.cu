@@ -1,8 +1,8 @@
 // simt: the production kernel for plain f32 and f64 FMA. Plan, find the kernel, launch it, and sum up the
 // tiles that were cut.
 #include <algorithm>
-#include <array>
 
+#include "../../recall.h"
 #include "../kernels.h"
 #include "plan.cuh"
 #include "reduce.cuh"
@@ -39,39 +39,13 @@ Status read_chip(int device, Chip* chip) {
   return {std::string("kernel 'simt': reading the device's properties: ") + cudaGetErrorString(error)};
 }
 
-// A plan takes microseconds, which a launch that is not captured would feel, and a program asks for the same
-// few again and again.
+// A plan depends on where the operands lie, so it cannot be made before the launch.
 Plan recall_plan(const GemmProblem& p, const GemmBuffers& b, const Chip& chip) {
+  static thread_local Recall<Plan> recall;
   const auto aligned = [](const void* x) { return int64_t{reinterpret_cast<uintptr_t>(x) % 16 == 0}; };
-  const auto matrix = [](const Matrix& x) { return static_cast<int64_t>(x.dtype) * 2 + x.transposed; };
-  using Key = std::array<int64_t, 17>;
-  const Key key{p.m,
-                p.n,
-                p.k,
-                p.batch[0],
-                p.batch[1],
-                p.a.ld,
-                p.b.ld,
-                p.a.batch_stride[0],
-                p.a.batch_stride[1],
-                p.b.batch_stride[0],
-                p.b.batch_stride[1],
-                matrix(p.a) * 32 + matrix(p.b),
-                static_cast<int64_t>(p.d) * 2 + p.has_c,
-                simt::tile_option(p),
-                aligned(b.a) * 2 + aligned(b.b),
-                chip.multiprocessors,
-                static_cast<int64_t>(chip.shared_bytes)};
-  struct Entry {
-    Key key{};
-    Plan plan;
-  };
-  static thread_local std::array<Entry, 64> entries;
-  uint64_t hash = 0;
-  for (const int64_t x : key) hash = (hash ^ static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15u;
-  Entry& entry = entries[hash >> 58];
-  if (entry.key != key) entry = {key, simt::make_plan(p, b.a, b.b, chip)};
-  return entry.plan;
+  const int64_t device = static_cast<int64_t>(chip.shared_bytes) * 65536 + chip.multiprocessors;
+  return recall(key_of(p, aligned(b.a) * 2 + aligned(b.b), device),
+                [&] { return simt::make_plan(p, b.a, b.b, chip); });
 }
 
 template <typename Types>

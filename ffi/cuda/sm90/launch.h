@@ -14,7 +14,7 @@ struct Launch {
   CUstream_st* stream = nullptr;
 };
 
-// In a file of its own for each combination: bf16_kk.cu and so on, x's major first.
+// In a file of its own for each combination: tiles_bf16_kk.cu and so on, x's major first.
 template <typename In, Major kX, Major kY>
 Status launch_tiles(const Params& params, const Launch& launch);
 

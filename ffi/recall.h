@@ -1,0 +1,77 @@
+// What a thread has worked out about its latest calls. XLA runs both stages of a handler at every execution
+// of a program, and the second one again when a captured buffer has moved, so a small product would wait for
+// what follows from its attributes alone.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "problem.h"
+
+namespace jaxgemm {
+
+constexpr size_t kMaxOptions = 10;  // of one kernel
+
+// Everything that a problem consists of, and two numbers of the user's own, for comparison.
+using ProblemKey = std::array<int64_t, 16 + kMaxOptions>;
+
+inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
+  const int64_t kinds[] = {static_cast<int64_t>(p.a.dtype),
+                           static_cast<int64_t>(p.b.dtype),
+                           static_cast<int64_t>(p.d),
+                           p.a.transposed,
+                           p.b.transposed,
+                           p.has_c,
+                           p.has_bias,
+                           p.gated,
+                           static_cast<int64_t>(p.activation)};
+  int64_t packed = static_cast<int64_t>(p.config.size());
+  for (const int64_t kind : kinds) packed = packed * 8 + kind;
+  ProblemKey key = {first,
+                    second,
+                    packed,
+                    p.m,
+                    p.n,
+                    p.k,
+                    p.batch[0],
+                    p.batch[1],
+                    p.a.ld,
+                    p.a.batch_stride[0],
+                    p.a.batch_stride[1],
+                    p.b.ld,
+                    p.b.batch_stride[0],
+                    p.b.batch_stride[1],
+                    std::bit_cast<int64_t>(p.alpha),
+                    std::bit_cast<int64_t>(p.beta)};
+  for (size_t i = 0; i < p.config.size() && i < kMaxOptions; ++i) key[16 + i] = p.config[i];
+  return key;
+}
+
+// A table of values by problem. A new one takes the place of what lay there. Not for several threads at once.
+template <typename Value>
+class Recall {
+ public:
+  // The value that make() gave for this key; make() is called if that is not known any more.
+  template <typename Make>
+  Value& operator()(const ProblemKey& key, Make&& make) {
+    uint64_t hash = 0;
+    for (const int64_t x : key) {
+      hash = (hash ^ static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 32;
+    }
+    Entry& entry = entries_[hash % entries_.size()];
+    if (!entry.valid || entry.key != key) entry = {true, key, make()};
+    return entry.value;
+  }
+
+ private:
+  struct Entry {
+    bool valid = false;
+    ProblemKey key{};
+    Value value{};
+  };
+  std::array<Entry, 128> entries_;
+};
+
+}  // namespace jaxgemm

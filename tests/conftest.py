@@ -107,8 +107,9 @@ def _device(request: pytest.FixtureRequest):
     """A test runs on its kernel's platform, and one of no kernel's on the CPU unless it is marked ``gpu``."""
     row = _row(request.node)
     platform = row.platform if row else "cuda" if request.node.get_closest_marker("gpu") else "cpu"
-    with jax.default_device(jax.devices(platform)[0]):
-        yield
+    jax.config.update("jax_default_device", jax.devices(platform)[0])  # for threads that the test starts as well
+    yield
+    jax.config.update("jax_default_device", None)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from jaxgemm.case import DTYPES, Case
 _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]
 
+import ladder_docs  # noqa: E402
 import ladder_report  # noqa: E402
 from gpu_record import digest  # noqa: E402
 from run import slug, write  # noqa: E402
@@ -261,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot is not None:
         ladder_report.draw(document, options.plot)
     if options.docs:
-        ladder_report.update_docs(document)
+        ladder_docs.update_docs(document)
     return 1 if any(row["status"] == "error" for row in document["rows"]) else 0
 
 

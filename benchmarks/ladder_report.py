@@ -1,25 +1,14 @@
-"""What ladder.py shows of a result: tables, a plot of speed over size, and the figures in docs/ladder.md.
+"""What ladder.py shows of a result: tables on a terminal, and a plot of speed over size.
 
-All of it is made from the result files alone, so that a page or a plot can be made again without a device.
+Both are made from the result file alone, so that they can be made again without a device.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 from jaxgemm import report
-
-_HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
-
-from run import slug  # noqa: E402
-
-PAGE, PLOT = _HERE.parent / "docs/ladder.md", _HERE.parent / "docs/ladder.svg"
 
 Result = dict[str, Any]
 Series = dict[str, dict[int, float]]
@@ -32,22 +21,29 @@ UNITS = {"s8": "TOP/s", "u8": "TOP/s"}
 # --- Reading a result ---
 
 
-def speeds(document: Result, arithmetic: str, part: str = "sizes", axis: str = "n") -> Series:
+def speeds(
+    document: Result, arithmetic: str, part: str = "sizes", axis: str = "n", *, effective: bool = False
+) -> Series:
     """10^12 operations a second by that axis, for each kernel, then for each of XLA's paths, then the roofline."""
     rows = [row for row in document["rows"] if row["arithmetic"] == arithmetic and row["part"] == part]
     out: Series = {}
     for row in rows:
-        if row["tflops"]:
-            out.setdefault(row["kernel"], {})[row[axis]] = row["tflops"]
+        if row["us"]:
+            out.setdefault(row["kernel"], {})[row[axis]] = operations(row, effective) / row["us"]
     for row in rows:
-        operations = 2e-6 * row["m"] * row["n"] * row["k"]
         for path, ran in row["xla"].items():
             if ran["us"]:
-                out.setdefault(PATHS[path], {})[row[axis]] = operations / ran["us"]
+                out.setdefault(PATHS[path], {})[row[axis]] = operations(row, effective) / ran["us"]
     for row in rows:
         if row["floor_us"]:
-            out.setdefault("roofline", {})[row[axis]] = 2e-6 * row["m"] * row["n"] * row["k"] / row["floor_us"]
+            out.setdefault("roofline", {})[row[axis]] = operations(row, effective) / row["floor_us"]
     return out
+
+
+def operations(row: Result, effective: bool) -> float:
+    """Of a product, in millions: 2 m n k, or as the Jetson write-up counts, m k + (2 k - 1) m n + 2 m n."""
+    m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
+    return 1e-6 * (m * k + (2 * k - 1) * m * n + 2 * m * n if effective else 2 * m * n * k)
 
 
 def find(document: Result, kernel: str, arithmetic: str, size: int, part: str = "sizes") -> Result | None:
@@ -58,7 +54,7 @@ def find(document: Result, kernel: str, arithmetic: str, size: int, part: str = 
     return None
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Three digits."""
     return "" if value is None else f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
@@ -79,9 +75,9 @@ def show(document: Result, *, effective: bool = False) -> None:
         for name in dict.fromkeys(row["kernel"] for row in here):
             by_size = {row["n"]: row for row in here if row["kernel"] == name}
             lines.append([name, *(_cell(by_size.get(size), effective) for size in sizes)])
-        for name, series in speeds(document, arithmetic).items():
+        for name, series in speeds(document, arithmetic, effective=effective).items():
             if name in (*PATHS.values(), "roofline"):
-                lines.append([name, *(_number(series.get(size)) for size in sizes)])
+                lines.append([name, *(number(series.get(size)) for size in sizes)])
         counted = ", operations counted as the Jetson write-up does" if effective else ""
         title = f"{arithmetic}: {unit} by size (over the faster of XLA's paths){counted}"
         report.print_table(title, ["kernel", *map(str, sizes)], lines)
@@ -106,7 +102,7 @@ def _cell(row: Result | None, effective: bool) -> str:
     if row["status"] != "ok":
         return str(row["status"])
     ratio = "" if row["ratio"] is None else f" ({row['ratio']:.2f})"
-    return _number(_rate(row, effective)) + ratio
+    return number(_rate(row, effective)) + ratio
 
 
 def _lines(rows: list[Result], effective: bool) -> list[list[str]]:
@@ -117,7 +113,7 @@ def _lines(rows: list[Result], effective: bool) -> list[list[str]]:
             row["kernel"],
             report.time_text(row["us"]) if row["status"] == "ok" else row["status"],
             *(report.time_text(row["xla"].get(path, {}).get("us")) for path in paths),
-            _number(_rate(row, effective)),
+            number(_rate(row, effective)),
             "" if row["ratio"] is None else f"{row['ratio']:.2f}",
             f"{row['floor_us'] / row['us']:.0%}" if row["floor_us"] and row["us"] else "",
             "" if row["error"] is None else f"{row['error']:.0e}",
@@ -218,7 +214,7 @@ def _label_ends(figure: Any, axes: Any) -> None:
         places[i] = min(places[i], top - height * (len(places) - 1 - i))
     to_axes = axes.transAxes.inverted().transform
     for (y, line), place in zip(ends, places, strict=True):
-        text = f"{line.get_label()}  {_number(float(line.get_ydata()[-1]))}"
+        text = f"{line.get_label()}  {number(float(line.get_ydata()[-1]))}"
         axes.annotate(
             text,
             xy=(1.0, to_axes((0, y))[1]),
@@ -230,155 +226,3 @@ def _label_ends(figure: Any, axes: Any) -> None:
             arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5},
             annotation_clip=False,
         )
-
-
-# --- docs/ladder.md ---
-
-#: The arithmetic in which a kernel's own section of the page gives its speed.
-OWN_ARITHMETIC = {"wmma_tf32": "tf32", "wmma_f16": "f16", "wmma": "f16"}
-#: The profiler's reasons for which a warp does not issue, in words.
-STALLS = {
-    "long_scoreboard": "global memory and L1",
-    "short_scoreboard": "what they read from shared memory",
-    "mio_throttle": "a place in the queue to shared memory",
-    "lg_throttle": "a place in the queue to L1",
-    "barrier": "one another, at barriers",
-    "math_pipe_throttle": "the arithmetic pipes",
-    "dispatch_stall": "the dispatcher",
-    "wait": "the fixed latency of their last instruction",
-}
-
-
-def counters_of(document: Result) -> Result:
-    """The profiler's counters beside that device's result; empty if there are none."""
-    file = _HERE / "results" / slug(document["device"]) / "ladder_counters.json"
-    return dict(json.loads(file.read_text())) if file.exists() else {"rows": []}
-
-
-def figures(document: Result, counters: Result) -> dict[str, str]:
-    """What stands between the marks of docs/ladder.md, by the marks' names: a line for each kernel, and tables."""
-    profiled = {row["kernel"]: row for row in counters["rows"]}
-    out = {}
-    for kernel in dict.fromkeys(row["kernel"] for row in document["rows"] if ":" not in row["kernel"]):
-        out[kernel] = _sentence(document, kernel, profiled.get(kernel))
-    out["speeds"] = "\n".join([_origin(document, "ladder.json"), "", *_speed_tables(document)])
-    out["own products"] = "\n".join(_own_table(document))
-    out["counters"] = "\n".join([_origin(counters, "ladder_counters.json"), "", *_counter_table(counters)])
-    return out
-
-
-def _origin(document: Result, name: str) -> str:
-    if not document["rows"]:
-        return "Not measured yet."
-    folder = f"benchmarks/results/{slug(document['device'])}"
-    text = f"From {folder}/{name} ({document['device']}, {document['date'][:10]}): {document['how']}."
-    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
-
-
-def _sentence(document: Result, kernel: str, profiled: Result | None) -> str:
-    arithmetic = OWN_ARITHMETIC.get(kernel, "f32")
-    rows = [row for size in (2048, 4096) if (row := find(document, kernel, arithmetic, size)) and row["tflops"]]
-    speed = " and ".join(f"{_number(row['tflops'])} at {row['n']}³" for row in rows)
-    ratio = " and ".join(f"{row['ratio']:.2f}" for row in rows if row["ratio"] is not None)
-    text = (
-        f"**Measured** in {arithmetic}: {speed}, in TFLOP/s; {ratio} of XLA's faster path." if rows else "Not measured."
-    )
-    if profiled:
-        unit, share = ("tensor", "tensor") if profiled["tensor"] > 0.02 else ("FMA", "fma")
-        text += (
-            f" {profiled['registers']} registers, {profiled['shared_bytes']:,} bytes of shared memory, "
-            f"occupancy {_share(profiled['occupancy'])}. Of its cycles {_share(profiled['issue'])} issue; the {unit} "
-            f"pipes are busy in {_share(profiled[share])}, the L1/shared unit in {_share(profiled['wavefronts'])}. "
-            f"Warps wait most for {STALLS[_stall(profiled['stalls'])]}."
-        )
-    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}".replace("%", " %")
-
-
-def _table(columns: list[str], lines: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(line)} |" for line in lines)]
-
-
-def _speed_tables(document: Result) -> list[str]:
-    out: list[str] = []
-    for arithmetic in dict.fromkeys(row["arithmetic"] for row in document["rows"] if row["part"] == "sizes"):
-        series = speeds(document, arithmetic)
-        sizes = sorted({size for values in series.values() for size in values})
-        lines = []
-        for name, values in series.items():
-            row = find(document, name, arithmetic, 4096)
-            ratio = f"{row['ratio']:.2f}" if row and row["ratio"] is not None else ""
-            shown = name if name in (*PATHS.values(), "roofline") else f"`{name}`"
-            lines.append([shown, *(_number(values.get(size)) for size in sizes), ratio])
-        columns = [f"{arithmetic}, TFLOP/s", *(f"{size}³" for size in sizes), "ratio at 4096³"]
-        out += [*_table(columns, lines), ""]
-    return out[:-1]
-
-
-def _own_table(document: Result) -> list[str]:
-    lines = []
-    for row in document["rows"]:
-        if row["part"] == "sizes" or not row["us"]:
-            continue
-        name, _, options = row["kernel"].partition(":")
-        tile = ", ".join(re.findall(r"=(\d+)", options))
-        times = [ran["us"] for ran in row["xla"].values() if ran["us"]]
-        best = _number(2e-6 * row["m"] * row["n"] * row["k"] / min(times)) if times else ""
-        lines.append(
-            [
-                f"{row['m']} × {row['n']} × {row['k']}",
-                row["arithmetic"],
-                f"`{name}`" + (f" ({tile})" if tile else ""),
-                _number(row["tflops"]),
-                _number(row["effective_tops"]),
-                best,
-            ]
-        )
-    columns = [
-        "product (m × n × k)",
-        "operands",
-        "kernel (tile)",
-        "10¹² operations/s",
-        "effective",
-        "XLA's faster path",
-    ]
-    return _table(columns, lines)
-
-
-def _counter_table(counters: Result) -> list[str]:
-    columns = ["kernel", "cycles that issue", "FMA pipes", "tensor pipes", "L1/shared wavefronts"]
-    columns += ["conflicts among shared reads", "global sectors used", "L1 hits", "occupancy", "largest stall"]
-    lines = [
-        [
-            f"`{row['kernel']}`",
-            *(_share(row[key]) for key in ("issue", "fma", "tensor", "wavefronts", "conflicts", "sectors", "l1_hits")),
-            _share(row["occupancy"]),
-            _stall(row["stalls"]).replace("_", " "),
-        ]
-        for row in counters["rows"]
-    ]
-    return _table(columns, lines)
-
-
-def _stall(stalls: dict[str, float]) -> str:
-    """What warps wait for most. One that could issue, but was not selected, waits for nothing."""
-    return max((reason for reason in stalls if reason != "not_selected"), key=lambda r: stalls[r])
-
-
-def marked(text: str, values: dict[str, str]) -> str:
-    """The page with these values between its marks; a mark that has no value keeps what it has."""
-
-    def replaced(match: re.Match[str]) -> str:
-        value = values.get(match[1])
-        return match[0] if value is None else f"<!-- figures: {match[1]} -->\n{value}\n<!-- end -->"
-
-    return re.sub(r"<!-- figures: ([\w ]+) -->\n.*?<!-- end -->", replaced, text, flags=re.S)
-
-
-def update_docs(document: Result) -> None:
-    """Put a result's figures into docs/ladder.md, and draw docs/ladder.svg."""
-    PAGE.write_text(marked(PAGE.read_text(), figures(document, counters_of(document))))
-    draw(document, PLOT)

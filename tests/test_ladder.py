@@ -1,18 +1,27 @@
-"""benchmarks/ladder.py: what it measures, what it shows, and that docs/ladder.md says what the results say."""
+"""The ladder: what its rows refuse, what benchmarks/ladder.py measures, and that docs/ladder.md says the same."""
 
 import importlib
+import itertools
 import json
+import re
 from pathlib import Path
 
 import jax
 import pytest
+from oracle import Product, check_all
 
 import jaxgemm
 from jaxgemm import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results/nvidia-h200"
-ROWS = [row.name for row in jaxgemm.kernels() if row.family == "ladder"]
+LADDER = [row for row in jaxgemm.kernels() if row.family == "ladder"]
+ROWS = [row.name for row in LADDER]
+
+#: WMMA's tile shapes by operand type.
+WIDE = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
+TILES = {**dict.fromkeys(("float16", "bfloat16", "int8", "uint8"), WIDE), "float32": ((16, 16, 8),)}
+TILES["float64"] = ((8, 8, 4),)
 
 
 @pytest.fixture
@@ -22,7 +31,7 @@ def ladder(monkeypatch):
 
 @pytest.fixture
 def shown(monkeypatch):
-    return script("ladder_report", monkeypatch)
+    return script("ladder_docs", monkeypatch)
 
 
 def script(name, monkeypatch):
@@ -118,9 +127,11 @@ def test_help(ladder, capsys):
 def test_the_page_says_what_the_results_say(shown):
     """``python benchmarks/ladder.py --docs --from ...`` puts it right."""
     document = json.loads((RESULTS / "ladder.json").read_text())
-    values = shown.figures(document, shown.counters_of(document))
+    others = (shown.beside(document, name) for name in ("ladder_counters.json", "ladder_textbook.json"))
+    values = shown.figures(document, *others)
     page = shown.PAGE.read_text()
-    missing = [name for name in [*ROWS, "speeds", "own products", "counters"] if f"figures: {name} -->" not in page]
+    assert set(values) >= {*ROWS, "budget", "speeds", "own products", "counters", "textbook"}
+    missing = [name for name in values if f"figures: {name} -->" not in page]
     assert not missing
     assert shown.marked(page, values) == page
 
@@ -132,7 +143,54 @@ def test_every_row_was_measured(shown):
     for kernel in ROWS:
         sizes = {row["n"] for row in document["rows"] if row["kernel"] == kernel and row["part"] == "sizes"}
         assert sizes == {128, 256, 512, 1024, 2048, 4096, 8192}, kernel
-    assert [row["kernel"] for row in shown.counters_of(document)["rows"]] == ROWS
+    assert [row["kernel"] for row in shown.beside(document, "ladder_counters.json")["rows"]] == ROWS
+
+
+def test_budgets_are_those_of_the_compiled_code(shown, monkeypatch):
+    """What ladder_budget.py works out from a kernel's shape, beside what the profiler saw."""
+    rungs = script("ladder_budget", monkeypatch).RUNGS
+    assert list(rungs) == ROWS
+    counters = json.loads((RESULTS / "ladder_counters.json").read_text())["rows"]
+    page = shown.PAGE.read_text()
+    for row in counters:
+        rung, name = rungs[row["kernel"]], row["kernel"]
+        assert rung.shared_bytes == row["shared_bytes"], name
+        assert rung.results + rung.operands + rung.in_flight <= row["registers"], name
+        # Full at most; and near to it, except where a product of that size has too few blocks.
+        assert row["occupancy"] <= rung.occupancy(row["registers"]) + 0.005, name
+        assert row["occupancy"] >= 0.6 * rung.occupancy(row["registers"]), name
+        section = page.partition(f"\n### `{name}`")[2].partition("\n## ")[0].partition("\n### ")[0]
+        assert "```text" in section, f"no diagram of {name}"
+        if rung.shared_bytes:
+            assert f"{rung.shared_bytes:,}" in section.partition("<!--")[0], name
+
+
+def test_effective_operations_are_counted_for_xla_too(ladder, capsys):
+    shown = ladder.ladder_report
+    document = json.loads((RESULTS / "ladder.json").read_text())
+    plain, effective = (shown.speeds(document, "f32", effective=e) for e in (False, True))
+    n = 128
+    times = (n * n + (2 * n - 1) * n * n + 2 * n * n) / (2 * n**3)
+    for name in ("naive", "XLA", "cuBLAS", "roofline"):
+        assert effective[name][n] == pytest.approx(times * plain[name][n])
+    shown.show(document, effective=True)
+    assert shown.number(effective["cuBLAS"][n]) in capsys.readouterr().out
+
+
+def test_the_textbooks_forms(shown, monkeypatch, capsys):
+    textbook = script("ladder_textbook", monkeypatch)
+    assert set(textbook.KERNELS) <= set(ROWS)
+    for name in textbook.KERNELS:
+        assert f"SYMBOL(textbook_{name}, launch_{name}, binding())" in textbook.SOURCE
+    if jax.default_backend() == "cpu":
+        with pytest.raises(SystemExit):
+            textbook.main([])
+        assert "measures CUDA kernels" in capsys.readouterr().err
+    row = {"n": 2048, "kernel": "tiled", "tflops": 7.164, "textbook_tflops": 7.1, "ratio": 1.009}
+    document = {"device": "NVIDIA H200", "date": "2026-11-21", "how": "device time", "rows": [row]}
+    text = shown.figures({"rows": []}, {"rows": []}, document)["textbook"]
+    assert "ladder_textbook.json" in text
+    assert "| `tiled` | 2048³ | 7.16 | 7.10 | 1.01 |" in text
 
 
 def test_the_profilers_output_is_read(monkeypatch):
@@ -158,3 +216,74 @@ def test_the_profilers_output_is_read(monkeypatch):
         counters.rows(output, ["tiled", "naive"])
     with pytest.raises(RuntimeError, match="where naive was expected"):
         counters.rows(output, ["naive"])
+
+
+# --- The rows -------------------------------------------------------------------------------------------------
+
+
+def test_every_kernel_of_the_write_ups_is_there():
+    names = "naive coalesced tiled coarse_1d coarse_2d coarse_2d_vec vec4_global vec4_shared vec4_shared_at"
+    names += " fragment_pipeline shared_pipeline register_blocked warp_tiled outer_product wmma_tf32 wmma_f16 wmma"
+    assert sorted(ROWS) == sorted(names.split())
+    (wmma,) = (row for row in LADDER if row.name == "wmma")
+    assert {types[:3] for types in wmma.types} == {
+        ("float16", "float16", "float32"),
+        ("float16", "float16", "float16"),
+        ("bfloat16", "bfloat16", "float32"),
+        ("uint8", "uint8", "int32"),
+        ("int8", "int8", "int32"),
+        ("float32", "float32", "float32"),
+        ("float64", "float64", "float64"),
+    }
+
+
+def lower(row, a, b, d, **options):
+    """Lower a product for the kernel's platform, on any machine."""
+    shapes = jax.ShapeDtypeStruct((64, 32), a), jax.ShapeDtypeStruct((32, 48), b)
+    product = jax.jit(lambda x, y: jaxgemm.gemm(x, y, out_dtype=d, kernel=row.name, **options))
+    product.trace(*shapes).lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.parametrize("name", [row.name for row in LADDER if row.built])
+def test_types_that_a_row_lacks(name):
+    (row,) = (row for row in LADDER if row.name == name)
+    supported = ", ".join(f"{a} x {b} -> {d}" for a, b, d, _ in row.types)
+    for dtype in {"float64", "float32", "bfloat16", "int8", "int16"} - {types[0] for types in row.types}:
+        out = "int32" if dtype.startswith("int") else dtype
+        text = f"kernel '{name}' got {dtype} x {dtype} -> {out}; it supports {supported}"
+        with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
+            lower(row, dtype, dtype, out)
+
+
+@pytest.mark.parametrize("dtype", TILES)
+def test_tile_shapes(dtype):
+    """Each shape of an operand's type is taken; any other combination is refused with those that are."""
+    (row,) = (row for row in LADDER if row.name == "wmma")
+    if not row.built:
+        pytest.skip("this build has no CUDA kernels")
+    types = next(types for types in row.types if types[0] == dtype)
+    supported = ", ".join(map(str, TILES[dtype]))
+    for tile in itertools.product((8, 16, 32), (8, 16, 32), (4, 8, 16)):
+        if tile in TILES[dtype]:
+            lower(row, *types[:3], tile=tile)
+            continue
+        text = f"kernel 'wmma' got tile {tile} for {dtype}; it supports {supported}"
+        with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
+            lower(row, *types[:3], tile=tile)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("kernel", ["wmma"])
+def test_every_tile_shape_in_every_layout(kernel, layout, rng):
+    """Of every type pair, whole tiles and ragged ones."""
+    (row,) = (row for row in LADDER if row.name == kernel)
+    for types in row.types:
+        beta = -5 if types[2] == "int32" else -2.25
+        products = [
+            Product.random(rng, shape, types, layout, **epilogue)
+            for shape in ((64, 96, 48), (17, 33, 65), (127, 129, 131))
+            for epilogue in ({}, {"alpha": 3, "beta": beta, "bias": True}, {"beta": beta})
+        ]
+        for m, n, k in TILES[types[0]]:
+            check_all(products, kernel, tile_m=m, tile_n=n, tile_k=k)

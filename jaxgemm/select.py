@@ -234,11 +234,11 @@ def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple
 
 
 #: The kernels that ``auto`` chooses from, by operand type, and the architectures for which they were measured: from,
-#: up to, kernels. Elsewhere, and for rows that XLA need not pad, XLA's product is the known quantity.
+#: up to, kernels. Elsewhere XLA's product is the known quantity.
 CONTENDERS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "bfloat16": (90, 90, ("sm90",)),
     "float16": (90, 90, ("sm90",)),
-    "float32": (90, 90, ("simt",)),
+    "float32": (90, 90, ("simt", "gemv")),
 }
 
 
@@ -263,19 +263,48 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
         found = resolve(measured.kernel, config, problem, device)
         if isinstance(found, Choice):
             return replace(found, why=why)
-    size = np.dtype(jnp.dtype(dtype)).itemsize
-    if all(x.ld * size % _PITCH == 0 for x in (problem.a, problem.b)):
-        return _xla(f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast")
     tried = [resolve(name, (), problem, device) for name in names]
     choices = [found for found in tried if isinstance(found, Choice)]
     if not choices:
         return _xla("; ".join(str(reason) for reason in tried))
     best = min(choices, key=_expected)
+    if reason := _better_left(problem, _expected(best)):
+        return _xla(reason)
     return replace(best, why=f"expected to be the fastest for {dtype} here")
 
 
 #: Bytes that the rows of an operand must be a multiple of, or XLA pads it, or uses its slower kernels.
 _PITCH = 16
+#: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds.
+_XLA_UNALIGNED = (65e6, 2.2e6, 4.0)
+#: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is.
+_SHORT = (16, 128)
+#: Microseconds below which ours are faster: for 16-bit types, where XLA's default choice ends in a second kernel; for
+#: fp32, where its blocks leave multiprocessors idle.
+_SMALL = {2: 8.0, 4: 300.0}
+
+
+def _better_left(problem: Problem, expected: float) -> str:
+    """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
+
+    Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, unseen, sgemm, unseen_fp32).
+    """
+    size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
+    shape = (problem.m, problem.n, problem.k)
+    if any(x.ld * size % _PITCH for x in (problem.a, problem.b)):
+        if size == 4:
+            return ""
+        rate, bandwidth, least = _XLA_UNALIGNED
+        batch = math.prod(problem.batch)
+        traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
+        theirs = least + max(batch * math.prod(shape) / rate, traffic / bandwidth)
+        return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
+    first, last = _SHORT
+    if expected < _SMALL[size] and (size == 2 or problem.batch == (1, 1)):
+        return ""
+    if size == 2 and first <= min(problem.m, problem.n) <= last:
+        return ""
+    return f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
 
 
 def _expected(choice: Choice) -> float:

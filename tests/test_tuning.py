@@ -18,10 +18,10 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
-KEY = tuning.Key(64, 48, 31, 1, "NN", "bfloat16", "bfloat16")
+KEY = tuning.Key(640, 488, 2051, 1, "NN", "bfloat16", "bfloat16")
 
 
-def problem(dtype="bfloat16", m=64, n=48, k=31, out=None, epilogue=Epilogue()):  # noqa: B008
+def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue()):  # noqa: B008
     view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
     return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
 
@@ -38,8 +38,13 @@ cuda = pytest.mark.skipif(not built("sm90"), reason="this build has no CUDA kern
     ("dtype", "precision", "chosen"),
     [("bfloat16", None, "sm90"), ("float16", None, "sm90"), ("float32", HIGHEST, "simt")],
 )
-def test_auto_on_hopper(dtype, precision, chosen):
-    choice = select.select(problem(dtype), HOPPER, precision=precision)
+@pytest.mark.parametrize(
+    "shape",
+    [(640, 488, 2051), (2047, 2049, 2051), (512, 512, 512), (64, 4096, 4096), (4096, 96, 4096)],
+    ids=["unaligned", "large and unaligned", "small", "few rows", "few columns"],
+)
+def test_auto_on_hopper(dtype, precision, chosen, shape):
+    choice = select.select(problem(dtype, *shape), HOPPER, precision=precision)
     assert choice.kernel.name == chosen
     assert dtype in choice.why
 
@@ -48,7 +53,9 @@ def test_auto_on_hopper(dtype, precision, chosen):
     ("given", "device", "precision", "why"),
     [
         (problem("float32"), HOPPER, None, "tf32"),
-        (problem(k=32), HOPPER, None, "needs no padding"),
+        (problem(m=4096, n=4096, k=4096), HOPPER, None, "needs no padding"),
+        (problem("float32", 4096, 4096, 4096), HOPPER, HIGHEST, "needs no padding"),
+        (problem(m=100, n=50257, k=768), HOPPER, None, "XLA's should take"),
         (problem("uint8", out="int32"), HOPPER, None, "known to be faster for uint8"),
         (problem("float64"), HOPPER, None, "no kernel of ours is known to be faster for float64"),
         (problem(), AMPERE, None, "for bfloat16 on compute capability 8.0"),
@@ -70,7 +77,7 @@ def test_a_measurement_comes_before_the_model(monkeypatch):
         choice = select.select(problem(epilogue=epilogue), HOPPER)
         assert (choice.kernel.name, choice.config) == ("sm80", (2, 1))
         assert choice.why == "measured on NVIDIA H200: 5.0 us, otherwise 7.5 us"
-    assert select.select(problem(m=65), HOPPER).kernel.name == "sm90"
+    assert select.select(problem(m=641), HOPPER).kernel.name == "sm90"
     held[KEY] = tuning.Override("xla", (), 5.0, 7.5)
     assert select.select(problem(), HOPPER).kernel is None
     assert "measured" in select.select(problem(), HOPPER).why

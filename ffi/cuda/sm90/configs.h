@@ -34,7 +34,8 @@ constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
 constexpr TileConfig kTiles[] = {
     {128, 256, 2, Schedule::kCooperative},  // largest product per byte loaded
     {256, 128, 2, Schedule::kCooperative}, {192, 192, 3, Schedule::kCooperative},
-    {128, 192, 2, Schedule::kCooperative}, {128, 160, 2, Schedule::kPingPong},
+    {128, 224, 2, Schedule::kCooperative}, {128, 192, 2, Schedule::kCooperative},
+    {128, 160, 2, Schedule::kPingPong},    {128, 144, 2, Schedule::kPingPong},
     {128, 128, 2, Schedule::kPingPong},    {128, 96, 2, Schedule::kPingPong},
     {128, 64, 2, Schedule::kPingPong},     {64, 256, 2, Schedule::kPingPong},
     {64, 128, 2, Schedule::kPingPong},     {64, 64, 2, Schedule::kPingPong},

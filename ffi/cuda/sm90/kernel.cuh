@@ -62,9 +62,6 @@ __global__ void __launch_bounds__(E::kThreads, 1) gemm_sm90(const __grid_constan
     cluster_meet();
   else
     __syncthreads();
-  // What follows in the stream may be launched as soon as blocks leave; it waits for this kernel's results
-  // itself.
-  release_next_kernel();
   wait_for_previous_kernel();
 
   if (warp < 4) {
@@ -78,8 +75,13 @@ __global__ void __launch_bounds__(E::kThreads, 1) gemm_sm90(const __grid_constan
   } else {
     take_registers<E::kConsumerRegisters>();
     consume<E>(p, shared, place, warp / 4 - 1, warp - 4);
+    // What follows in the stream may be launched, and waits for this kernel's results itself. Sooner it would
+    // only wait longer, in the multiprocessors' way: the first warp to say so speaks for the block, and a
+    // ping-pong group may have had no unit.
+    named_barrier_sync(3, 128 * E::kConsumers);
+    release_next_kernel();
   }
-  // And until the peer is done with this block's shared memory.
+  // The peer may still need this block's shared memory.
   if (place.size > 1) cluster_meet();
 }
 

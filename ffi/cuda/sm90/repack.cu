@@ -68,17 +68,17 @@ __device__ void repack_task(const RepackWork& work, uint32_t batch, uint32_t tas
 }
 
 __global__ void __launch_bounds__(32 * kWarps) repack(RepackWork first, RepackWork second) {
-  release_next_kernel();
   const int lane = threadIdx.x % 32;
   const uint32_t task = blockIdx.x * kWarps + uniform_warp();
   for (int64_t batch = blockIdx.y; batch < first.x.batch_outer * first.x.batch_inner; batch += gridDim.y) {
     if (task < first.tasks) repack_task(first, static_cast<uint32_t>(batch), task, lane);
   }
-  if (task < first.tasks) return;
   for (int64_t batch = blockIdx.y; batch < second.x.batch_outer * second.x.batch_inner; batch += gridDim.y) {
-    if (task - first.tasks < second.tasks)
+    if (task >= first.tasks && task - first.tasks < second.tasks)
       repack_task(second, static_cast<uint32_t>(batch), task - first.tasks, lane);
   }
+  // The product's blocks may come, and wait for the copies themselves.
+  release_next_kernel();
 }
 
 RepackWork work_of(const RepackOperand& x) {

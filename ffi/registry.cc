@@ -13,6 +13,11 @@
 #else
   #define JAXGEMM_CUDA_FN(function) nullptr
 #endif
+#ifdef JAXGEMM_SM90
+  #define JAXGEMM_SM90_FN(function) cuda::function
+#else
+  #define JAXGEMM_SM90_FN(function) nullptr
+#endif
 
 namespace jaxgemm {
 namespace {
@@ -192,11 +197,11 @@ constexpr KernelEntry kTable[] = {
      .options = kSm90Options,
      .deterministic = true,
      .pins = kSm90Pins,
-     .unsupported = JAXGEMM_CUDA_FN(unsupported_sm90),
-     .candidates = JAXGEMM_CUDA_FN(candidates_sm90),
-     .workspace = JAXGEMM_CUDA_FN(workspace_sm90),
-     .prepare = JAXGEMM_CUDA_FN(prepare_sm90),
-     .launch = JAXGEMM_CUDA_FN(launch_sm90)},
+     .unsupported = JAXGEMM_SM90_FN(unsupported_sm90),
+     .candidates = JAXGEMM_SM90_FN(candidates_sm90),
+     .workspace = JAXGEMM_SM90_FN(workspace_sm90),
+     .prepare = JAXGEMM_SM90_FN(prepare_sm90),
+     .launch = JAXGEMM_SM90_FN(launch_sm90)},
 };
 
 static_assert(std::all_of(std::begin(kTable), std::end(kTable),

@@ -287,7 +287,7 @@ _SMALL = {2: 8.0, 4: 300.0}
 def _better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
-    Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, unseen, sgemm, unseen_fp32).
+    Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, sgemm).
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     shape = (problem.m, problem.n, problem.k)

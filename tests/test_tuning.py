@@ -99,7 +99,7 @@ def test_files_say_what_was_written():
     text = tuning.to_json("NVIDIA H200", entries, date="2026-01-01")
     assert tuning.from_json(text) == entries
     assert json.loads(text)["date"] == "2026-01-01"
-    assert [row["m"] for row in json.loads(text)["products"]] == [1, 64]
+    assert [row["m"] for row in json.loads(text)["products"]] == [1, 640]
     assert tuning.from_json(tuning.to_json("NVIDIA H200", {})) == {}
     assert tuning.overrides("a device without a file") == {}
 

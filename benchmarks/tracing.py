@@ -42,6 +42,8 @@ FORMS: dict[str, tuple[str, Layer]] = {
         "gelu(jnp.dot + bias)",
         lambda x, w, b: jaxgemm.gemm(x, w, bias=b, activation="gelu"),
     ),
+    "silu(jnp.dot) * jnp.dot": ("silu(jnp.dot) * jnp.dot", lambda x, w, _: jax.nn.silu(jnp.dot(x, w)) * jnp.dot(x, w)),
+    "jaxgemm.gated_gemm": ("silu(jnp.dot) * jnp.dot", lambda x, w, _: jaxgemm.gated_gemm(x, w, w)),
 }
 #: What is timed: from a function to its program, by either door.
 TRACERS: dict[str, Callable[..., Any]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,14 +15,22 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
+from jaxgemm.arguments import (
+    Options,
+    as_array,
+    broadcast,
+    canonical_dtype,
+    floating_pair,
+    option_pairs,
+    result_dtype,
+    same_kind,
+    static_scaling,
+)
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
 from jaxgemm.kernels import find_kernel
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import gemm_p
 from jaxgemm.problem import DimensionNumbers
-from jaxgemm.select import configuration
-
-Options = tuple[tuple[str, int], ...]
 
 
 def gemm(
@@ -73,38 +80,40 @@ def gemm(
         ValueError: a shape, name or option is wrong.
         UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
     """
-    a, b = _floating_pair("a", a, "b", b)
-    for name, x, transposed in (("a", a, transpose_a), ("b", b, transpose_b)):
-        if x.ndim < 2:
-            raise ValueError(f"gemm: {name} needs at least 2 axes, got shape {x.shape}; see jaxgemm.matmul for vectors")
+    a, b = floating_pair("a", a, "b", b)
+    shape_a, shape_b = a.shape, b.shape  # asked for once: of a tracer they are slow to ask for
+    for name, given, transposed in (("a", shape_a, transpose_a), ("b", shape_b, transpose_b)):
+        if len(given) < 2:
+            raise ValueError(f"gemm: {name} needs at least 2 axes, got shape {given}; see jaxgemm.matmul for vectors")
         if not isinstance(transposed, (bool, np.bool_)):
             raise TypeError(f"gemm: transpose_{name} must be a bool, got {type(transposed).__name__}")
-    k_a = a.shape[-2 if transpose_a else -1]
-    k_b = b.shape[-1 if transpose_b else -2]
+    k_a = shape_a[-2 if transpose_a else -1]
+    k_b = shape_b[-1 if transpose_b else -2]
     if k_a != k_b:
         raise ValueError(
-            f"gemm: inner dimensions differ: op(a) of shape {_op(a, transpose_a)} has k = {k_a}, "
-            f"op(b) of shape {_op(b, transpose_b)} has k = {k_b}"
+            f"gemm: inner dimensions differ: op(a) of shape {_op(shape_a, transpose_a)} has k = {k_a}, "
+            f"op(b) of shape {_op(shape_b, transpose_b)} has k = {k_b}"
         )
-    options = _kernel_options(kernel, kernel_options)
-    out = _result_dtype("out_dtype", out_dtype, a.dtype)
-    batch, dims, order = _matmul_dims(a.shape[:-2], b.shape[:-2], bool(transpose_a), bool(transpose_b))
-    a, b = batch.squeeze(a, b)
-    shape = (*batch.shape, *_op(a, transpose_a)[-2:-1], _op(b, transpose_b)[-1])
+    options = option_pairs(kernel, kernel_options)
+    dtype = a.dtype
+    out = result_dtype("out_dtype", out_dtype, dtype)
+    batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], bool(transpose_a), bool(transpose_b))
+    a, b = batch.squeeze(a, b, shape_a, shape_b)
+    shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])
 
     beta = (1.0 if c is not None else 0.0) if beta is None else beta
-    accumulator = dtypes.accumulator(a.dtype)
+    accumulator = dtypes.accumulator(dtype)
     accumulator = accumulator if accumulator == out else np.dtype(jnp.promote_types(accumulator, out))
-    static_alpha, static_beta = _static("alpha", alpha, accumulator), _static("beta", beta, accumulator)
+    static_alpha, static_beta = static_scaling("alpha", alpha, accumulator), static_scaling("beta", beta, accumulator)
     if c is None and static_beta != 0.0:
         raise ValueError(f"gemm: beta is {beta}, but c is missing")
     if static_beta == 0.0:
         c = None
     if c is not None:
-        c = _broadcast("c", c, shape, out)
+        c = broadcast("c", c, shape, out)
     if bias is not None:
-        bias = _array("bias", bias)
-        _same_kind("bias", bias, out)
+        bias = as_array("bias", bias)
+        same_kind("bias", bias, out)
         if bias.shape != shape[-1:]:
             raise ValueError(f"gemm: bias must have shape ({shape[-1]},), one element a column, got {bias.shape}")
     if activation is not None and activation not in ACTIVATIONS:
@@ -115,7 +124,7 @@ def gemm(
     if static_alpha is None or static_beta is None:
         # An array scales outside of the kernel, where it can be traced and differentiated.
         product = bind(a, b, (), dims, precision, accumulator, Epilogue(), kernel, options, None, batch_invariant)
-        product = _arrange(product, order, shape) * jnp.asarray(alpha).astype(accumulator)
+        product = _reshape(_transpose(product, order), shape) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
             c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
         rest = Epilogue(1.0, float(c is not None), bias is not None, activation)
@@ -127,7 +136,8 @@ def gemm(
     if bias is not None:
         extra.append(bias)
     product = bind(a, b, tuple(extra), dims, precision, out, epilogue, kernel, options, None, batch_invariant)
-    return _arrange(product, order, shape)
+    # Without an axis that broadcasts it has this shape already.
+    return product if order is None and batch.is_plain else _reshape(_transpose(product, order), shape)
 
 
 def matmul(
@@ -154,20 +164,24 @@ def matmul(
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`gemm`.
     """
-    a, b = _floating_pair("a", a, "b", b)
-    if a.ndim == 0 or b.ndim == 0:
-        raise ValueError(f"matmul: operands need at least one axis, got shapes {a.shape} and {b.shape}")
-    out = _dtype(preferred_element_type) if preferred_element_type is not None else a.dtype
-    k_a, k_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
+    a, b = floating_pair("a", a, "b", b)
+    shape_a, shape_b = a.shape, b.shape
+    if not shape_a or not shape_b:
+        raise ValueError(f"matmul: operands need at least one axis, got shapes {shape_a} and {shape_b}")
+    out = canonical_dtype(preferred_element_type) if preferred_element_type is not None else a.dtype
+    k_a, k_b = shape_a[-1], shape_b[-2 if len(shape_b) > 1 else 0]
     if k_a != k_b:
-        raise ValueError(f"matmul: inner dimensions differ: {a.shape} has k = {k_a}, {b.shape} has k = {k_b}")
-    vector_a, vector_b = a.ndim == 1, b.ndim == 1
-    a = a[None] if vector_a else a
-    b = b[:, None] if vector_b else b
-    batch, dims, order = _matmul_dims(a.shape[:-2], b.shape[:-2], False, False)
-    x, y = batch.squeeze(a, b)
+        raise ValueError(f"matmul: inner dimensions differ: {shape_a} has k = {k_a}, {shape_b} has k = {k_b}")
+    vector_a, vector_b = len(shape_a) == 1, len(shape_b) == 1
+    if vector_a:
+        a, shape_a = a[None], (1, *shape_a)
+    if vector_b:
+        b, shape_b = b[:, None], (*shape_b, 1)
+    batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], False, False)
+    x, y = batch.squeeze(a, b, shape_a, shape_b)
     result = bind(x, y, (), dims, precision, out, Epilogue(), kernel, (), None, batch_invariant)
-    result = _arrange(result, order, (*batch.shape, a.shape[-2], b.shape[-1]))
+    if order is not None or not batch.is_plain:
+        result = _reshape(_transpose(result, order), (*batch.shape, shape_a[-2], shape_b[-1]))
     if vector_b:
         result = result[..., 0]
     return result[..., 0, :] if vector_a and not vector_b else result[..., 0] if vector_a else result
@@ -211,7 +225,7 @@ def dot_general(
         return tuple(int(i) + x.ndim if i < 0 else int(i) for i in given)
 
     dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
-    out = _dtype(preferred_element_type) if preferred_element_type is not None else lhs.dtype
+    out = canonical_dtype(preferred_element_type) if preferred_element_type is not None else lhs.dtype
     return bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding, batch_invariant)
 
 
@@ -268,14 +282,20 @@ class _Batch:
         self.only_a = [i for i in range(rank) if self._a[i] != 1 and self._b[i] == 1]
         self.only_b = [i for i in range(rank) if self._b[i] != 1 and self._a[i] == 1]
         self._kept = tuple(self._a[i] for i in self.axes(0)), tuple(self._b[i] for i in self.axes(1))
+        #: Whether no axis is missing or broadcasts, so that dot_general takes the operands as they are.
+        self.is_plain = self._kept == (a, b) == (self.shape, self.shape)
 
     def axes(self, side: int) -> list[int]:
         """The batch axes that operand 0 or 1 keeps, in order."""
         return sorted(self.shared + (self.only_b if side else self.only_a))
 
-    def squeeze(self, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The operands without the axes that broadcast."""
-        return _reshape(a, self._kept[0] + a.shape[-2:]), _reshape(b, self._kept[1] + b.shape[-2:])
+    def squeeze(
+        self, a: jax.Array, b: jax.Array, shape_a: tuple[int, ...], shape_b: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """The operands, which have these shapes, without the axes that broadcast."""
+        if self.is_plain:
+            return a, b
+        return _reshape(a, self._kept[0] + shape_a[-2:]), _reshape(b, self._kept[1] + shape_b[-2:])
 
 
 @lru_cache(maxsize=1024)
@@ -297,8 +317,8 @@ def _matmul_dims(
     return batch, dims, None if order == tuple(range(len(order))) else order
 
 
-def _arrange(x: jax.Array, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> jax.Array:
-    return _reshape(x if order is None else lax.transpose(x, order), shape)
+def _transpose(x: jax.Array, order: tuple[int, ...] | None) -> jax.Array:
+    return x if order is None else lax.transpose(x, order)
 
 
 def _reshape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -306,110 +326,5 @@ def _reshape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x if x.shape == shape else x.reshape(shape)
 
 
-def _op(x: jax.Array, transposed: bool) -> tuple[int, ...]:
-    return (*x.shape[:-2], x.shape[-1], x.shape[-2]) if transposed else x.shape
-
-
-def _floating_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Both as arrays of their common type."""
-    out = [_array(name_a, a), _array(name_b, b)]
-    same = out[0].dtype == out[1].dtype
-    dtype = out[0].dtype if same else jnp.promote_types(out[0].dtype, out[1].dtype)
-    if dtype == np.dtype(bool) or not jnp.issubdtype(dtype, jnp.number):
-        raise TypeError(f"{name_a} and {name_b}: expected numbers, got {out[0].dtype} and {out[1].dtype}")
-    return (out[0], out[1]) if same else (out[0].astype(dtype), out[1].astype(dtype))
-
-
-def _result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.dtype:
-    if given is None:
-        return dtypes.default_result(np.dtype(operand))
-    out = _dtype(given)
-    for kind in (jnp.integer, jnp.floating, jnp.complexfloating):
-        if jnp.issubdtype(operand, kind) != jnp.issubdtype(out, kind):
-            raise TypeError(f"gemm: {name} {out.name} for {np.dtype(operand).name} operands; both must be of one kind")
-    return out
-
-
-def _static(name: str, value: ArrayLike, accumulator: np.dtype) -> float | None:
-    """The value if it is a number that can be part of the program; None if it is an array.
-
-    It is rounded to the accumulator's type, in which kernels apply it, so that every path applies the same one.
-    """
-    if value is None or isinstance(value, (bool, str)):
-        raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
-    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
-        number = float(value)
-        if number in (0.0, 1.0):  # what most calls have is its own rounding in every type
-            return number
-        if jnp.issubdtype(accumulator, jnp.integer):
-            limits = np.iinfo(accumulator)
-            if number != number or not limits.min <= number <= limits.max or number != int(number):
-                raise ValueError(f"gemm: {name} is {value}; an integer product takes an integer {name} of its type")
-            return number
-        with np.errstate(over="ignore", under="ignore"):
-            return float(np.dtype(accumulator).type(number)) if jnp.issubdtype(accumulator, jnp.floating) else number
-    array = _array(f"gemm: {name}", value)
-    if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number):
-        raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {array.dtype}{array.shape}")
-    _same_kind(name, array, accumulator)
-    return None
-
-
-def _array(name: str, value: ArrayLike) -> jax.Array:
-    if isinstance(value, jax.Array):
-        return value
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: expected an array, got {type(value).__name__}: {error}") from None
-
-
-def _dtype(given: DTypeLike) -> np.dtype:
-    """The type, with 64 bits narrowed to 32 where ``jax_enable_x64`` is off, as JAX narrows arrays."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(given))
-
-
-def _same_kind(name: str, x: jax.Array, result: np.dtype) -> None:
-    """TypeError if converting ``x`` to the result's type would drop a fraction or an imaginary part."""
-    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-
-    def rank(dtype: Any) -> int:
-        return next(i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
-
-    if rank(x.dtype) > rank(result):
-        raise TypeError(f"gemm: {name} {x.dtype} for a result of {result.name}; both must be of one kind")
-
-
-def _broadcast(name: str, x: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
-    array = _array(name, x)
-    _same_kind(name, array, out)
-    if array.shape == shape:
-        return array
-    try:
-        return jnp.broadcast_to(array, shape)
-    except ValueError:
-        raise ValueError(f"gemm: {name} of shape {array.shape} does not broadcast to the result's {shape}") from None
-
-
-def _kernel_options(kernel: str, given: dict[str, Any]) -> Options:
-    """The options as sorted (name, value) pairs; a tuple value is spread over options named ``tile_m`` etc."""
-    if not given:
-        return ()
-    if kernel in ("auto", "xla"):
-        raise ValueError(f"gemm: options {', '.join(given)} need a kernel by name, got kernel={kernel!r}")
-    row = find_kernel(kernel)
-    pairs: dict[str, int] = {}
-    for name, value in given.items():
-        if isinstance(value, (tuple, list)):
-            names = [option for option in row.options if option.startswith(f"{name}_")]
-            if len(names) != len(value):
-                raise ValueError(f"gemm: option {name} of kernel '{kernel}' takes {len(names)} values, got {value!r}")
-            pairs.update(zip(names, value, strict=True))
-        else:
-            pairs[name] = value
-    for name, value in pairs.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"gemm: option {name} must be an integer, got {value!r}")
-    options = tuple(sorted((name, int(value)) for name, value in pairs.items()))
-    configuration(row, options)
-    return options
+def _op(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape

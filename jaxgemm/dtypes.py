@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,6 +11,7 @@ import numpy as np
 KERNEL_DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32")
 
 
+@cache  # asked for at every product that is traced
 def accumulator(dtype: np.dtype) -> np.dtype:
     """The type in which products of ``dtype`` are summed: at least 32 bits."""
     if dtype in (np.dtype(jnp.float16), np.dtype(jnp.bfloat16)):
@@ -18,6 +21,7 @@ def accumulator(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
+@cache
 def default_result(dtype: np.dtype) -> np.dtype:
     """What ``gemm`` returns when ``out_dtype`` is not given: 8- and 16-bit integers widen to int32."""
     return accumulator(dtype) if jnp.issubdtype(dtype, jnp.integer) else dtype

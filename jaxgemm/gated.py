@@ -109,17 +109,20 @@ def _abstract_eval(x: Any, gate: Any, _up: Any, **params: Any) -> Any:
     )
 
 
-def _compose(x: jax.Array, gate: jax.Array, up: jax.Array, **params: Any) -> jax.Array:
-    """The same of two products, in the accumulator's type up to the end."""
-    accumulator = dtypes.accumulator(np.dtype(x.dtype))
+def _compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, kept: bool = False, **params: Any) -> jax.Array:
+    """The same of two products, in the accumulator's type up to the end.
+
+    Products that are kept for a derivative are in the result's type, as they would be in jnp: wider, they would take
+    twice the memory, and make the products of the backward pass as wide.
+    """
+    out = params["preferred_element_type"]
+    dtype = out if kept else dtypes.accumulator(np.dtype(x.dtype))
 
     def product(w: jax.Array) -> jax.Array:
-        return api.bind(x, w, (), _dims(x), params["precision"], accumulator, Epilogue(), params["kernel"], ())
+        return api.bind(x, w, (), _dims(x), params["precision"], dtype, Epilogue(), params["kernel"], ())
 
     activation = Epilogue(activation=params["activation"])
-    return (apply(activation, product(gate), None, None, accumulator) * product(up)).astype(
-        params["preferred_element_type"]
-    )
+    return (apply(activation, product(gate), None, None, dtype) * product(up)).astype(out)
 
 
 def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
@@ -139,7 +142,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         operands = list(primals)
         for i, value in zip(moving, given, strict=True):
             operands[i] = value
-        return _compose(*operands, **params)
+        return _compose(*operands, kept=True, **params)
 
     return jax.jvp(function, [primals[i] for i in moving], [tangents[i] for i in moving])
 

@@ -2,7 +2,8 @@
 
 The function is traced to a jaxpr, in which the primitive of each eligible product is exchanged, also inside of
 jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
-so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function.
+so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. A
+``ragged_dot`` is exchanged for the dense product that jaxgemm/ragged.py makes of it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import UnsupportedError, find_kernel, kernels
+from jaxgemm.kernels import UnsupportedError, default_platform, find_kernel, kernels
+from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import decide, gemm_p
+from jaxgemm.problem import DimensionNumbers
+from jaxgemm.ragged import Dense, ragged_product
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_RAGGED = "ragged_dot_general"
 
 #: Primitives whose jaxprs are programs like any other. What is not listed keeps its products: a Pallas kernel,
 #: for one, is written in the same primitives but is not compiled by XLA.
@@ -62,7 +68,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Left:
-    """A product that stays ``lax.dot_general``.
+    """A product that stays ``lax.dot_general`` or ``lax.ragged_dot``.
 
     Attributes:
         operands: "float32[128,64] x float32[64,32] -> float32".
@@ -89,6 +95,9 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     It reaches through jit, scan, while, cond, checkpoint, shard_map, custom_jvp and custom_vjp, whose rules stay in
     force, and composes with grad, vmap and jit from outside. Products that no kernel computes stay as they are;
     ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
+
+    ``lax.ragged_dot`` becomes one masked product over all groups, where a kernel of ours computes that: one asked for
+    by name, or the one that "auto" takes. Otherwise it stays XLA's, which may have an instruction for it.
 
     Each call traces ``function``, so put ``jax.jit`` around the result rather than inside. Of the arguments, JAX
     arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is.
@@ -176,6 +185,8 @@ def _route(jaxpr: Any, routing: Routing) -> Any:
 def _route_eqn(eqn: Any, routing: Routing) -> Any:
     if eqn.primitive is lax.dot_general_p:
         return eqn if refusal(eqn, routing) else eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))
+    if eqn.primitive.name == _RAGGED:
+        return eqn if refusal(eqn, routing) else _ragged(eqn, routing)
     if eqn.primitive.name not in _OPENED:
         return eqn
     params = {name: _route_param(value, routing) for name, value in eqn.params.items()}
@@ -218,10 +229,23 @@ def _route_function(function: Any, routing: Routing) -> Any:
 # --- Products -------------------------------------------------------------------------------------------------
 
 
+def _dense(eqn: Any) -> tuple[Any, Any, DimensionNumbers]:
+    """(lhs, rhs, dimension numbers) of the dense product, with shapes and types for operands."""
+    lhs, rhs, *sizes = (v.aval for v in eqn.invars)
+    if eqn.primitive is lax.dot_general_p:
+        return lhs, rhs, eqn.params["dimension_numbers"]
+    dense = Dense.of(eqn.params["ragged_dot_dimension_numbers"], lhs.ndim)
+
+    def cut(x: Any, axis: int | None) -> Any:
+        return x if axis is None else jax.ShapeDtypeStruct((sizes[0].shape[-1], *x.shape), x.dtype)
+
+    return cut(lhs, dense.lhs_axis), cut(rhs, dense.rhs_axis), dense.dims
+
+
 def _gemm_params(eqn: Any, routing: Routing) -> dict[str, Any]:
     precision = eqn.params["precision"]
     return {
-        "dimension_numbers": eqn.params["dimension_numbers"],
+        "dimension_numbers": _dense(eqn)[2],
         "precision": routing.precision if precision is None else prec.canonical(precision),
         "preferred_element_type": eqn.outvars[0].aval.dtype,
         "out_sharding": eqn.params["out_sharding"],
@@ -233,9 +257,30 @@ def _gemm_params(eqn: Any, routing: Routing) -> dict[str, Any]:
     }
 
 
+def _ragged(eqn: Any, routing: Routing) -> Any:
+    """The ragged product as a call of a function that computes the dense one."""
+    params = _gemm_params(eqn, routing)
+
+    def ragged_dot(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        def product(x: jax.Array, y: jax.Array, _: DimensionNumbers) -> jax.Array:
+            out: jax.Array = gemm_p.bind(*vary_alike(x, y), **params)
+            return out
+
+        numbers = eqn.params["ragged_dot_dimension_numbers"]
+        return ragged_product(product, lhs, rhs, group_sizes, numbers=numbers)
+
+    (call,) = jax.make_jaxpr(jax.jit(ragged_dot))(*(v.aval for v in eqn.invars)).jaxpr.eqns
+    return eqn.replace(primitive=call.primitive, params=call.params)
+
+
 def refusal(eqn: Any, routing: Routing) -> str:
-    """Why a ``dot_general`` is not routed; empty if it is."""
-    lhs, rhs = (v.aval for v in eqn.invars)
+    """Why a product is not routed; empty if it is."""
+    ragged = eqn.primitive.name == _RAGGED
+    if ragged and eqn.params["group_offset"] is not None:
+        return "it starts at a later group (group_offset)"
+    if ragged and not _names_are_bound(eqn.invars[0].aval):
+        return "it is in a shard_map that override was put around; override the function that is mapped"
+    lhs, rhs, _ = _dense(eqn)
     a, b, d = lhs.dtype.name, rhs.dtype.name, eqn.outvars[0].aval.dtype.name
     if not all(isinstance(extent, int) for extent in (*lhs.shape, *rhs.shape)):
         return "its shape is symbolic, and kernels are chosen by shape"
@@ -244,13 +289,26 @@ def refusal(eqn: Any, routing: Routing) -> str:
         return f"no kernel multiplies {a} by {b}"
     if d not in results and dtypes.accumulator(lhs.dtype).name not in results:
         return f"no kernel computes {a} x {b} -> {d}"
-    if routing.kernel in ("auto", "xla"):
+    if routing.kernel in ("auto", "xla") and not ragged:
         return ""
+    platform = default_platform() if routing.kernel in ("auto", "xla") else find_kernel(routing.kernel).platform
     try:
-        decide(find_kernel(routing.kernel).platform, (lhs, rhs), _gemm_params(eqn, routing))
+        decision = decide(platform, (lhs, rhs), _gemm_params(eqn, routing))
     except UnsupportedError as error:
         return str(error)
+    if decision.choice.kernel is None:
+        return f"XLA has a ragged product of its own, and computes the masked one too: {decision.choice.why}"
     return ""
+
+
+def _names_are_bound(aval: Any) -> bool:
+    """Whether we are inside of the ``shard_map`` that a value is of, if any, so that more of it can be traced."""
+    try:
+        for name in aval.sharding.mesh.manual_axes:
+            lax.axis_size(name)
+    except NameError:
+        return False
+    return True
 
 
 @functools.cache
@@ -272,7 +330,7 @@ def products_left(jaxpr: Jaxpr, routing: Routing | None) -> Iterator[Left]:
 def _products_left(jaxpr: Jaxpr, routing: Routing | None, closed: str, trips: int) -> Iterator[Left]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if eqn.primitive is lax.dot_general_p or name.startswith("ragged_dot"):
+        if eqn.primitive is lax.dot_general_p or name == _RAGGED:
             operands = _operands([v.aval for v in eqn.invars[:2]], eqn.outvars[0].aval)
             yield Left(operands, _why(eqn, routing, closed), trips)
         times = trips * eqn.params["length"] if name == "scan" else trips
@@ -282,8 +340,6 @@ def _products_left(jaxpr: Jaxpr, routing: Routing | None, closed: str, trips: in
 
 
 def _why(eqn: Any, routing: Routing | None, closed: str) -> str:
-    if eqn.primitive is not lax.dot_general_p:
-        return f"{eqn.primitive.name} is not routed"
     if closed:
         return f"it is inside of {closed}, which is not opened"
     reason = refusal(eqn, routing or Routing())

@@ -1,4 +1,4 @@
-"""Every error that a caller can make: its type, and a message that says what was given and what was wanted."""
+"""Every error in what a caller passes: its type, and a message that says what was given and what was wanted."""
 
 import re
 
@@ -9,8 +9,6 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm import precision, select
-from jaxgemm.kernels import Device, find_kernel
 
 A, B = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
 I8 = np.ones((4, 4), np.int8)
@@ -280,144 +278,3 @@ def test_errors_come_while_tracing(name):
     call, exception, text = ERRORS[name]
     with pytest.raises(exception, match=re.escape(text)):
         jax.jit(lambda: call()).lower()
-
-
-def test_every_kernel_names_the_option_it_lacks():
-    for row in jaxgemm.kernels():
-        known = ", ".join(row.options) or "none"
-        with pytest.raises(ValueError, match=f"kernel '{row.name}' has no option colour; its options: {known}"):
-            jaxgemm.gemm(A, B, kernel=row.name, colour=1)
-
-
-def lower(row, **options):
-    """Lower a product of the kernel's first types for its platform, on any machine."""
-    a, b, d, _ = row.types[0]
-    f = lambda x, y: jaxgemm.gemm(x, y, out_dtype=d, kernel=row.name, **options)  # noqa: E731
-    shapes = jax.ShapeDtypeStruct((64, 32), a), jax.ShapeDtypeStruct((32, 48), b)
-    jax.jit(f).trace(*shapes).lower(lowering_platforms=(row.platform,))
-
-
-def test_option_values_out_of_range():
-    for row in jaxgemm.kernels():
-        for name, values in row.options.items():
-            if not values or not row.built:
-                continue
-            wrong = max(values) + 1
-            text = f"option '{name}' of kernel '{row.name}': got {wrong}, expected one of {', '.join(map(str, values))}"
-            with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
-                lower(row, **{name: wrong})
-
-
-def test_tuple_options_of_another_length():
-    for row in jaxgemm.kernels():
-        tiles = [name for name in row.options if name.startswith("tile_")]
-        if tiles:
-            text = f"gemm: option tile of kernel '{row.name}' takes {len(tiles)} values, got (1,"
-            with pytest.raises(ValueError, match=re.escape(text)):
-                jaxgemm.gemm(A, B, kernel=row.name, tile=(1,) * (len(tiles) + 1))
-
-
-# --- Kernels and devices --------------------------------------------------------------------------------------
-
-
-def test_a_cuda_kernel_on_the_cpu():
-    row = next(row for row in jaxgemm.kernels() if row.platform == "cuda")
-    text = f"kernel '{row.name}' runs on cuda, the program is for cpu"
-    with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
-        jaxgemm.gemm(A, B, kernel=row.name)
-
-
-def test_the_cpu_kernel_on_cuda():
-    f = jax.jit(lambda a, b: jaxgemm.gemm(a, b, kernel="host"))
-    text = "kernel 'host' runs on cpu, the program is for cuda"
-    with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
-        f.trace(A, B).lower(lowering_platforms=("cuda",))
-
-
-def test_a_named_kernel_for_a_platform_without_kernels():
-    f = jax.jit(lambda a, b: jaxgemm.gemm(a, b, kernel="host"))
-    with pytest.raises(jaxgemm.UnsupportedError, match="kernel 'host' runs on cpu, the program is for"):
-        f.trace(A, B).lower(lowering_platforms=("tpu",))
-
-
-def _old_device(monkeypatch, arch):
-    device = lambda platform: Device(platform, "an old device", arch, 20)  # noqa: E731
-    monkeypatch.setattr("jaxgemm.primitive.device_for", device)
-
-
-def test_a_device_too_old(monkeypatch):
-    _old_device(monkeypatch, 75)
-    for row in jaxgemm.kernels():
-        if row.platform != "cuda" or not row.built:
-            continue
-        needs = re.escape(f"kernel '{row.name}' needs compute capability {row.min_arch // 10}.{row.min_arch % 10}")
-        with pytest.raises(jaxgemm.UnsupportedError, match=f"{needs}.*, the device has 7.5"):
-            lower(row)
-
-
-def test_a_device_too_new(monkeypatch):
-    _old_device(monkeypatch, 199)
-    for row in jaxgemm.kernels():
-        if row.built and row.max_arch:
-            with pytest.raises(jaxgemm.UnsupportedError, match=r"the device has 19\.9"):
-                lower(row)
-
-
-def test_kernels_that_are_not_built():
-    for row in jaxgemm.kernels():
-        if row.built:
-            continue
-        text = f"kernel '{row.name}' is a CUDA kernel and this build has none"
-        with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
-            lower(row)
-
-
-def test_too_much_workspace(monkeypatch):
-    monkeypatch.setattr(select, "check", lambda *_: ("", 1 << 31))
-    text = f"kernel 'host' needs {1 << 31} bytes of workspace, the limit is {1 << 30}"
-    with pytest.raises(jaxgemm.UnsupportedError, match=text):
-        jax.jit(lambda a: jaxgemm.gemm(a, a, kernel="host")).lower(np.ones((77, 77)))
-
-
-def test_unsupported_is_a_value_error_and_lists_what_is_supported():
-    with pytest.raises(ValueError, match="it supports") as caught:
-        jaxgemm.gemm(C64, C64, kernel="host")
-    row = find_kernel("host")
-    for a, b, d, _ in row.types:
-        assert f"{a} x {b} -> {d}" in str(caught.value)
-
-
-def test_auto_takes_what_jnp_takes():
-    """No error of ours where XLA has a product."""
-    np.testing.assert_allclose(jaxgemm.gemm(C64, C64 * 2j), C64 @ C64 * 2j)
-    assert jaxgemm.gemm(I8.astype(np.int16), I8).dtype == jnp.int32
-    assert jaxgemm.matmul(I8.astype(np.int64), I8).dtype == jnp.int64
-    with pytest.raises(TypeError):
-        jaxgemm.matmul(BOOL, I8 > 0)
-
-
-def test_derivatives_of_named_kernels_fall_back_and_say_so():
-    """A cotangent's type may be one that the named kernel does not take; the program still runs."""
-    a = jnp.ones((4, 4), jnp.float32)
-    grad = jax.grad(lambda a: jnp.sum(jaxgemm.matmul(a, a, preferred_element_type=jnp.float64, kernel="host")))
-    assert grad(a).dtype == jnp.float32
-
-
-def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():
-    def lower(given):
-        f = jax.jit(lambda a, b: jaxgemm.gemm(a, b, kernel="wmma_tf32", precision=given))
-        with pytest.raises(jaxgemm.UnsupportedError, match="the kernel rounds float32 operands to TF32"):
-            f.trace(A, B).lower(lowering_platforms=("cuda",))
-
-    for given in ("highest", ("default", "high"), "F32_F32_F32"):
-        lower(given)
-    with jax.default_matmul_precision("float32"):
-        lower(None)
-
-
-def test_precision_that_kernels_keep():
-    for given in (None, "default", "high", "highest", ("highest", "default"), "F32_F32_F32", lax.Precision.HIGH):
-        np.testing.assert_allclose(jaxgemm.gemm(A, B, precision=given, kernel="host"), 4.0)
-        assert precision.refusal(precision.canonical(given), np.dtype("float32"), tf32=False) == ""
-    with jax.default_matmul_precision("tensorfloat32"):
-        assert precision.canonical(None) == precision.canonical("tensorfloat32")

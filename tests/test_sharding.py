@@ -196,6 +196,7 @@ def test_extents_that_do_not_divide(rng):
         return jax.jit(f)
 
     assert_close(program(ours("host"))(a, b), theirs(a.astype(np.float64), b, activation="gelu"))
+    assert_no_more(traffic(program(ours("host")), a, b), traffic(program(theirs), a, b))
 
 
 def test_dot_general_in_any_order(rng):
@@ -221,8 +222,10 @@ def test_narrow_types_travel_narrow(rng):
 def test_eager(rng):
     on = mesh()
     a, b = (rng.standard_normal(s).astype(np.float32) for s in (A, B))
-    got = jaxgemm.gemm(put(a, on, P("x")), put(b, on, P(None, "y")), kernel="host")
+    sharded = put(a, on, P("x")), put(b, on, P(None, "y"))
+    got = jaxgemm.gemm(*sharded, kernel="host")
     assert_close(got, a.astype(np.float64) @ b)
+    assert traffic(lambda a, b: jaxgemm.gemm(a, b, kernel="host"), *sharded).calls == NONE
     assert got.sharding.is_equivalent_to(NamedSharding(on, P("x", "y")), 2)
 
 

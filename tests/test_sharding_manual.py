@@ -80,8 +80,10 @@ def test_operands_that_differ_along_different_axes(kernel, rng):
         return jax.shard_map(product, mesh=mesh(), in_specs=(P("x"), P(None, "y"), P("x", "y")), out_specs=P("x", "y"))
 
     ours = f(lambda x, w, c: jaxgemm.gemm(x, w, c, beta=2.0, kernel=kernel))
-    program = jax.jit(jax.grad(loss(ours), (0, 1, 2)))
+    theirs = f(lambda x, w, c: x @ w + 2 * c)
+    program, plain = (jax.jit(jax.grad(loss(g), (0, 1, 2))) for g in (ours, theirs))
     assert_close(program(x, w, c), jax.grad(loss(lambda x, w, c: x @ w + 2 * c), (0, 1, 2))(*exact(x, w, c)))
+    assert_no_more(traffic(program, x, w, c), traffic(plain, x, w, c))
 
 
 @kernels
@@ -96,7 +98,9 @@ def test_vmap_and_scan_inside(kernel, rng):
         specs = (P("x", "y"), P())
         return jax.jit(jax.grad(loss(jax.shard_map(body, mesh=mesh(), in_specs=specs, out_specs=P("x", "y"))), (0, 1)))
 
-    assert_close(f(lambda a, b: jaxgemm.matmul(a, b, kernel=kernel))(x, ws), f(jnp.matmul)(*exact(x, ws)))
+    ours, theirs = f(lambda a, b: jaxgemm.matmul(a, b, kernel=kernel)), f(jnp.matmul)
+    assert_close(ours(x, ws), theirs(*exact(x, ws)))
+    assert_no_more(traffic(ours, x, ws), traffic(theirs, x, ws))
 
 
 # --- shard_map over some axes ---
@@ -170,15 +174,20 @@ def test_explicit_epilogue_batch_and_vmap(kernel, rng):
     def f(a, b, bias):
         return jaxgemm.gemm(a, b, bias=bias, activation="tanh", kernel=kernel)
 
+    def theirs(a, b, bias):
+        return jnp.tanh(a @ b + bias)
+
     with jax.set_mesh(on):
         sharded = put(a, on, P("x")), put(b, on, P(None, "y")), put(bias, on, P("y"))
         for g in (f, jax.vmap(f, (0, None, None))):
             got = jax.jit(g)(*sharded)
             assert jax.typeof(got).sharding.spec == P("x", None, "y")
             assert_close(got, expected)
+            assert_no_more(traffic(g, *sharded), traffic(theirs, *sharded))
         got = jax.jit(jax.grad(loss(f), (0, 1, 2)))(*sharded)
+        assert_no_more(*(traffic(jax.grad(loss(g), (0, 1, 2)), *sharded) for g in (f, theirs)))
         assert [jax.typeof(x).sharding.spec for x in got] == [P("x", None, None), P(None, "y"), P("y")]
-    assert_close(got, jax.grad(loss(lambda a, b, bias: jnp.tanh(a @ b + bias)), (0, 1, 2))(*exact(a, b, bias)))
+    assert_close(got, jax.grad(loss(theirs), (0, 1, 2))(*exact(a, b, bias)))
 
 
 def test_explicit_is_as_ambiguous_as_jnp(rng):

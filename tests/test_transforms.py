@@ -1,7 +1,6 @@
 """JAX's transformations of a product give what they give for the same product in jnp."""
 
 from functools import cache
-from typing import Any
 
 import cases
 import jax
@@ -10,68 +9,9 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.test_util import check_grads
+from twins import EVERY, assert_same, float64, operands, ours, scalar, theirs
 
 import jaxgemm
-
-
-def _kernels(dtype):
-    """auto on each platform, host, and of each family of CUDA kernels the first one for products of this type."""
-    out: list[Any] = ["auto", pytest.param("auto", marks=pytest.mark.gpu, id="auto on a GPU")]
-    families = set()
-    for row in jaxgemm.kernels():
-        if (dtype, dtype, dtype) not in [t[:3] for t in row.types] or row.family in families:
-            continue
-        families.add(row.family)
-        out.append(pytest.param(row.name, marks=[pytest.mark.gpu] if row.platform == "cuda" else []))
-    return pytest.mark.parametrize("kernel", out)
-
-
-float64 = _kernels("float64")
-
-JNP = {
-    None: lambda x: x,
-    "relu": jax.nn.relu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
-    "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
-    "silu": jax.nn.silu,
-    "tanh": jnp.tanh,
-    "sigmoid": jax.nn.sigmoid,
-}
-
-
-def ours(kernel, activation="gelu"):
-    def f(a, b, c=None, bias=None):
-        if c is None:
-            return jaxgemm.gemm(a, b, alpha=0.75, bias=bias, activation=activation, kernel=kernel)
-        return jaxgemm.gemm(a, b, c, alpha=0.75, beta=-1.25, bias=bias, activation=activation, kernel=kernel)
-
-    return f
-
-
-def theirs(activation="gelu"):
-    def f(a, b, c=None, bias=None):
-        z = 0.75 * jnp.matmul(a, b)
-        z = z if c is None else z - 1.25 * c
-        z = z if bias is None else z + bias
-        return JNP[activation](z)
-
-    return f
-
-
-def operands(rng, m=3, n=4, k=5, dtype=np.float64):
-    return tuple(jnp.asarray(rng.standard_normal(s), dtype) for s in ((m, k), (k, n), (m, n), (n,)))
-
-
-def assert_same(got, expected, rtol=1e-11):
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert x.shape == y.shape
-        assert x.dtype == y.dtype
-        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=rtol, atol=rtol)
-
-
-def scalar(f):
-    return lambda *args: jnp.sum(jnp.sin(f(*args)))
 
 
 def _jvp(f):
@@ -108,7 +48,6 @@ def _checkpoint(policy):
     return lambda f: jax.grad(scalar(jax.checkpoint(lambda *x: jnp.sin(f(*x)), policy=policy)), range(4))
 
 
-EVERY = range(4)
 TRANSFORMS = {
     "value": lambda f: f,
     "grad": lambda f: jax.value_and_grad(scalar(f), EVERY),
@@ -158,11 +97,15 @@ def test_eager(kernel, transform):
     assert_same(TRANSFORMS[transform](ours(kernel))(*_arguments(transform)), _expected(transform))
 
 
+@pytest.mark.parametrize("addends", [(), ("c",), ("bias",), ("c", "bias")], ids=" and ".join)
 @pytest.mark.parametrize("activation", [None, *cases.ACTIVATIONS])
-def test_gradients_are_the_slopes(activation, rng):
-    """Against finite differences, to second order, forward and reverse."""
-    f = jax.jit(ours("host", activation))
-    check_grads(f, operands(rng, 2, 3, 2), order=2, modes=("fwd", "rev"), atol=1e-4, rtol=1e-4)
+def test_gradients_are_the_slopes(activation, addends, rng):
+    """Of every epilogue: against finite differences, to second order, forward and reverse."""
+    a, b, c, bias = operands(rng, 2, 3, 2)
+    given = {"c": c, "bias": bias}
+    f = jax.jit(lambda a, b, *rest: ours("host", activation)(a, b, **dict(zip(addends, rest, strict=True))))
+    values = (a, b, *(given[name] for name in addends))
+    check_grads(f, values, order=2, modes=("fwd", "rev"), atol=1e-4, rtol=1e-4)
 
 
 @float64
@@ -264,159 +207,3 @@ def test_gradients_of_array_scalings(kernel, rng):
         return jnp.tanh(alpha * (a @ b) + beta * c + bias)
 
     assert_same(*(jax.jit(jax.value_and_grad(scalar(h), range(6)))(*args) for h in (f, g)))
-
-
-# Odd orders of batch, free and contracting axes: (lhs, rhs, dimension numbers).
-DOT_GENERALS = (
-    ((3, 4), (4, 5), (((1,), (0,)), ((), ()))),
-    ((4, 3), (5, 4), (((0,), (1,)), ((), ()))),
-    ((2, 3, 4), (2, 4, 5), (((2,), (1,)), ((0,), (0,)))),
-    ((3, 2, 4), (4, 5, 2), (((2,), (0,)), ((1,), (2,)))),
-    ((2, 3, 4, 5), (5, 4, 6), (((2, 3), (1, 0)), ((), ()))),
-    ((2, 3, 4, 5), (4, 6, 5), (((3, 2), (2, 0)), ((), ()))),
-    ((2, 6, 3, 4), (2, 5, 3, 4), (((3,), (3,)), ((0, 2), (0, 2)))),
-    ((2, 6, 3, 4), (3, 5, 2, 4), (((3,), (3,)), ((2, 0), (0, 2)))),
-    ((2, 3, 4, 5), (3, 6, 7, 2, 4), (((2,), (4,)), ((0, 1), (3, 0)))),
-    ((4, 2, 3), (2, 4, 3, 5), (((0, 2), (1, 2)), ((1,), (0,)))),
-    ((3,), (3,), (((0,), (0,)), ((), ()))),
-    ((3,), (4,), (((), ()), ((), ()))),
-    ((2, 3), (2, 4), (((), ()), ((0,), (0,)))),
-    ((2, 3), (2, 3), (((), ()), ((0, 1), (0, 1)))),
-    ((2, 3), (3, 2), (((1, 0), (0, 1)), ((), ()))),
-    ((2, 0, 3), (3, 4), (((2,), (0,)), ((), ()))),
-    ((2, 0), (0, 3), (((1,), (0,)), ((), ()))),
-)
-
-
-def _dot_generals(dot, **keywords):
-    rng = np.random.default_rng(8)
-    arrays = [tuple(jnp.asarray(rng.standard_normal(s)) for s in shapes[:2]) for shapes in DOT_GENERALS]
-
-    def f(arrays):
-        out = []
-        for (a, b), (_, _, dims) in zip(arrays, DOT_GENERALS, strict=True):
-            one = lambda a, b, dims=dims: dot(a, b, dims, **keywords)  # noqa: E731
-            out.append((one(a, b), jax.grad(scalar(one), (0, 1))(a, b)))
-        return out
-
-    return jax.jit(f)(arrays)
-
-
-_expected_dot_generals = cache(lambda: _dot_generals(lax.dot_general))
-
-
-@float64
-def test_dot_general(kernel):
-    assert_same(_dot_generals(jaxgemm.dot_general, kernel=kernel), _expected_dot_generals())
-
-
-def test_dot_general_takes_what_lax_takes(rng):
-    a, b = jnp.asarray(rng.standard_normal((3, 4))), jnp.asarray(rng.standard_normal((4, 5)))
-    got = jaxgemm.dot_general(a, b, (([-1], [0]), ([], [])), "highest", jnp.float32, out_sharding=None)
-    assert got.dtype == jnp.float32
-    np.testing.assert_allclose(got, a @ b, rtol=1e-6)
-
-
-MATMULS = (
-    ((3,), (3,)),
-    ((3,), (3, 4)),
-    ((2, 3), (3,)),
-    ((2, 3), (3, 4)),
-    ((3,), (5, 3, 4)),
-    ((5, 2, 3), (3,)),
-    ((5, 2, 3), (3, 4)),
-    ((2, 3), (5, 3, 4)),
-    ((5, 2, 3), (5, 3, 4)),
-    ((5, 2, 3), (1, 3, 4)),
-    ((1, 2, 3), (5, 3, 4)),
-    ((6, 1, 2, 3), (5, 3, 4)),
-    ((6, 1, 2, 3), (1, 5, 3, 4)),
-    ((6, 5, 2, 3), (6, 1, 3, 4)),
-    ((1, 1, 2, 3), (1, 3, 4)),
-    ((0, 3), (3, 4)),
-    ((2, 0), (0, 4)),
-    ((0, 2, 3), (3, 4)),
-)
-
-
-def _matmuls(matmul):
-    rng = np.random.default_rng(9)
-    arrays = [tuple(jnp.asarray(rng.standard_normal(s)) for s in shapes) for shapes in MATMULS]
-    return jax.jit(lambda arrays: [(matmul(a, b), jax.grad(scalar(matmul), (0, 1))(a, b)) for a, b in arrays])(arrays)
-
-
-_expected_matmuls = cache(lambda: _matmuls(jnp.matmul))
-
-
-@float64
-def test_matmul(kernel):
-    assert_same(_matmuls(lambda a, b: jaxgemm.matmul(a, b, kernel=kernel)), _expected_matmuls())
-
-
-@_kernels("bfloat16")
-def test_bfloat16_gradients(kernel, rng):
-    args = operands(rng, 17, 33, 40, jnp.bfloat16)
-    f = ours(kernel, "silu")
-    value, grads = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(f(*x).astype(jnp.float32)), EVERY))(*args)
-    exact = [x.astype(jnp.float64) for x in args]
-    expected, slopes = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(theirs("silu")(*x)), EVERY))(*exact)
-    np.testing.assert_allclose(value, expected, rtol=1e-2)
-    for got, slope, x in zip(grads, slopes, args, strict=True):
-        assert got.dtype == x.dtype
-        error = np.linalg.norm(np.asarray(got, np.float64) - slope)
-        assert error <= 2e-2 * np.linalg.norm(slope)
-
-
-MIXED = (
-    # a, b, result
-    ("bfloat16", "bfloat16", "float32"),
-    ("float16", "float16", "float32"),
-    ("float32", "float32", "bfloat16"),
-    ("float32", "bfloat16", None),
-    ("float16", "float64", None),
-    ("bfloat16", "float16", None),
-)
-
-
-@_kernels("float32")
-@pytest.mark.parametrize("types", MIXED, ids=str)
-def test_mixed_types(kernel, types, rng):
-    a = jnp.asarray(rng.standard_normal((17, 20)), types[0])
-    b = jnp.asarray(rng.standard_normal((20, 12)), types[1])
-    wide = jnp.result_type(a, b)
-    row = {row.name: row for row in jaxgemm.kernels()}.get(kernel)
-    if row and str(wide) not in [t[0] for t in row.types]:
-        pytest.skip(f"{kernel} takes no {wide}")
-
-    def f(a, b):
-        return jaxgemm.matmul(a, b, preferred_element_type=types[2], kernel=kernel)
-
-    d, (da, db) = jax.jit(lambda a, b: (f(a, b), jax.grad(lambda *x: jnp.sum(f(*x)), (0, 1))(a, b)))(a, b)
-    assert d.dtype == (types[2] or wide)
-    assert (da.dtype, db.dtype) == (a.dtype, b.dtype)
-    exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
-    narrowest = max(float(jnp.finfo(x.dtype).eps) for x in (d, da, db))
-    np.testing.assert_allclose(np.asarray(d, np.float64), exact, atol=40 * narrowest)
-    sums = np.broadcast_to(np.asarray(b, np.float64).sum(1), da.shape)
-    np.testing.assert_allclose(np.asarray(da, np.float64), sums, atol=40 * narrowest)
-
-
-@_kernels("float32")
-def test_without_x64(kernel, rng):
-    a, b, c, bias = (np.asarray(x, np.float32) for x in operands(rng, 17, 33, 40))
-    # By default XLA multiplies float32 in a narrower type on some devices.
-    with jax.enable_x64(False), jax.default_matmul_precision("highest"):
-        program = jax.jit(jax.value_and_grad(scalar(ours(kernel)), EVERY))
-        value, grads = program(a, b, c, bias)
-        assert value.dtype == jnp.float32
-        expected = jax.jit(jax.value_and_grad(scalar(theirs()), EVERY))(a, b, c, bias)
-        assert jaxgemm.gemm(np.float64(a), b, kernel=kernel).dtype == jnp.float32
-    assert_same((value, grads), expected, rtol=2e-4)
-
-
-def test_integers_have_no_gradient_but_differentiate(rng):
-    a = jnp.asarray(rng.integers(-9, 9, (3, 4)), jnp.int8)
-    x = jnp.asarray(rng.standard_normal((3, 5)))
-    b = jnp.ones((4, 5), jnp.int8)
-    f = lambda x: jnp.sum(jaxgemm.gemm(a, b, kernel="host") * x)  # noqa: E731
-    assert_same(jax.grad(f)(x), jnp.asarray(a, jnp.float64) @ jnp.asarray(b, jnp.float64))

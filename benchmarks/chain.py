@@ -81,14 +81,16 @@ def _xla(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.dot(x, w, precision=HIGHEST)
 
 
-def compile_times(product: Product, options: dict[str, Any], sizes: Sequence[int]) -> list[dict[str, float]]:
+def compile_times(
+    product: Product, options: dict[str, Any], sizes: Sequence[int], dtype: str
+) -> list[dict[str, float]]:
     """Seconds to trace and lower, and to compile, one product at each size.
 
     Sizes that the process has not seen: XLA keeps what it learned by timing its candidates on a shape.
     """
     out = []
     for size in sizes:
-        operand = jax.ShapeDtypeStruct((size, size), jnp.float32)
+        operand = jax.ShapeDtypeStruct((size, size), dtype)
         begin = time.perf_counter()
         lowered = jax.jit(product, compiler_options=options or None).lower(operand, operand)
         traced = time.perf_counter()
@@ -109,7 +111,7 @@ def measure(bench: Bench, chain: Chain, kernels: Sequence[str]) -> list[dict[str
         fresh = [max(chain.widths) + 8 * (3 * i + j) for j in (1, 2, 3)]
         rows[name] = {"path": name, "length": chain.length, "message": ""}
         try:
-            rows[name]["compile"] = compile_times(product, options, fresh)
+            rows[name]["compile"] = compile_times(product, options, fresh, chain.dtype)
             program = jax.jit(chain.program(product), compiler_options=options or None)
             jax.block_until_ready(program(*inputs))
             programs[name] = program

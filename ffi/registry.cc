@@ -195,6 +195,7 @@ constexpr KernelEntry kTable[] = {
      .max_arch = 90,
      .types = k16BitTypes,
      .options = kSm90Options,
+     .gated = true,
      .deterministic = true,
      .pins = kSm90Pins,
      .unsupported = JAXGEMM_SM90_FN(unsupported_sm90),

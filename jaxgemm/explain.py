@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 from jax.extend.core import Jaxpr
 
-from jaxgemm import api, roofline
+from jaxgemm import api, gated, roofline
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import default_platform
+from jaxgemm.kernels import default_platform, device_for
 from jaxgemm.override import Left, products_left, routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product of a program.
+    """One product of a program, or the two of a gated pair where one launch computes both.
 
     Attributes:
-        operands: "float32[128,64] x float32[64,32]".
+        operands: "float32[128,64] x float32[64,32]"; of a pair in one launch "... x (..., ...)".
         decision: the kernel or XLA, and the strided problem.
         epilogue: what follows the product.
         precision: as asked for.
         floor: the least time the device needs for it, None where the device's rates are not known.
         trips: how often the program runs it, where that is static (the length of a scan).
+        gated: whether it is of a gated pair, and how that is computed; empty: it is not.
     """
 
     operands: str
@@ -36,6 +38,7 @@ class Product:
     precision: prec.Precision
     floor: roofline.Floor | None
     trips: int
+    gated: str = ""
 
     @property
     def kernel(self) -> str:
@@ -46,7 +49,6 @@ class Product:
     def __str__(self) -> str:
         choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
         assert problem is not None
-        assert view is not None
         batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
         times = "" if self.trips == 1 else f"  ({self.trips} times)"
         lines = [
@@ -54,13 +56,17 @@ class Product:
             f"  kernel     {self.kernel}: {choice.why}",
             f"  problem    m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}",
         ]
+        if self.gated:
+            lines.append(f"  gated      {self.gated}")
         if choice.kernel is not None:
             options = dict(zip(choice.kernel.options, choice.config, strict=False))
             text = ", ".join(f"{name} {value}" for name, value in options.items()) or "the kernel's own"
             lines.append(f"  options    {text}")
             fused = problem.epilogue == self.epilogue
-            copies = [n for n, x in (("lhs", view.lhs_axes), ("rhs", view.rhs_axes), ("result", view.d_axes)) if x]
-            lines.append(f"  epilogue   {_epilogue(self.epilogue)}{'' if fused else ', composed in jnp'}")
+            axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
+            copies = [n for n, x in zip(("lhs", "rhs", "result"), axes, strict=False) if x]
+            after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
+            lines.append(f"  epilogue   {after}{'' if fused else ', composed in jnp'}")
             lines.append(f"  copies     {', '.join(copies) or 'none'}")
             lines.append(f"  workspace  {choice.workspace} bytes")
             for i, candidate in enumerate(choice.considered):
@@ -117,13 +123,13 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
     closed = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args)
     limits = _limits(target)
     name = limits.name if limits else target
-    products = tuple(_product(eqn, target, limits, n) for eqn, n in _walk(closed.jaxpr, 1))
-    return Explanation(name, products, tuple(products_left(closed.jaxpr, routing_of(function))))
+    products = [product for eqn, n in _walk(closed.jaxpr, 1) for product in _products(eqn, target, limits, n)]
+    return Explanation(name, tuple(products), tuple(products_left(closed.jaxpr, routing_of(function))))
 
 
 def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, int]]:
     for eqn in jaxpr.eqns:
-        if eqn.primitive is gemm_p:
+        if eqn.primitive in (gemm_p, gated.gated_p):
             yield eqn, trips
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
         for inner in _inner(eqn.params):
@@ -138,10 +144,28 @@ def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
                 yield item
 
 
-def _product(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, trips: int) -> Product:
+def _products(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, trips: int) -> Iterator[Product]:
     avals = [v.aval for v in eqn.invars]
-    decision = decide(platform, avals, eqn.params)
+    if eqn.primitive is gemm_p:
+        yield _product(avals, eqn.params, decide(platform, avals, eqn.params), limits, trips)
+        return
+    decision = gated.decide(device_for(platform), avals, eqn.params)
+    if decision.choice.kernel is not None:
+        params = dict(eqn.params, epilogue=Epilogue(activation=eqn.params["activation"]))
+        yield replace(_product(avals, params, decision, limits, trips), gated="both products of the pair")
+        return
+    structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals]
+    composed = jax.make_jaxpr(partial(gated.compose, **eqn.params))(*structs)
+    for which, (inner, _) in zip(("gate", "up"), _walk(composed.jaxpr, 1), strict=True):
+        for product in _products(inner, platform, limits, trips):
+            yield replace(product, gated=f"{which}, of two products composed in jnp: {decision.choice.why}")
+
+
+def _product(
+    avals: list[Any], params: dict[str, Any], decision: Decision, limits: roofline.DeviceLimits | None, trips: int
+) -> Product:
     problem = decision.problem
+    gated_pair = problem is not None and problem.gated
     floor = None
     if limits is not None and problem is not None and all(t in roofline.DTYPE_BYTES for t in problem.dtypes):
         a, b, d = problem.dtypes
@@ -154,10 +178,12 @@ def _product(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, trip
             b=b,
             d=d,
             batch=problem.batch[0] * problem.batch[1],
-            precision="highest" if prec.wants_full_fp32(eqn.params["precision"]) else "default",
+            precision="highest" if prec.wants_full_fp32(params["precision"]) else "default",
+            weights=2 if gated_pair else 1,
         )
-    text = " x ".join(f"{v.dtype.name}[{','.join(map(str, v.shape))}]" for v in avals[:2])
-    return Product(text, decision, eqn.params["epilogue"], eqn.params["precision"], floor, trips)
+    lhs, *rhs = [f"{v.dtype.name}[{','.join(map(str, v.shape))}]" for v in avals[: 3 if gated_pair else 2]]
+    text = f"{lhs} x ({', '.join(rhs)})" if gated_pair else f"{lhs} x {rhs[0]}"
+    return Product(text, decision, params["epilogue"], params["precision"], floor, trips)
 
 
 def _limits(platform: str) -> roofline.DeviceLimits | None:

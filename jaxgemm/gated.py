@@ -1,7 +1,8 @@
 """``gated_gemm``: the pair of products of a gated layer, ``activation(x w_gate) * (x w_up)``.
 
-On Hopper it is one launch, which writes the result and nothing else. Everywhere else, and for derivatives, it is
-composed of two ordinary products, so that whatever can be done with those can be done with it.
+On Hopper it is one launch, which writes the result and nothing else, unless two products should take less. Everywhere
+else, in programs on several devices, and for derivatives, it is composed of two ordinary products, so that whatever can
+be done with those can be done with it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,18 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import api, dtypes
 from jaxgemm import precision as prec
-from jaxgemm._jax_private import explicit_axes, is_partitioned, is_partly_manual, needs_devices_while_lowering
+from jaxgemm._jax_private import (
+    device_count,
+    explicit_axes,
+    is_partitioned,
+    is_partly_manual,
+    needs_devices_while_lowering,
+)
 from jaxgemm._runtime import GATED_TARGET
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.partition import vary_alike
+from jaxgemm.primitive import Decision
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.select import Choice, select_gated
 
@@ -109,7 +117,7 @@ def _abstract_eval(x: Any, gate: Any, _up: Any, **params: Any) -> Any:
     )
 
 
-def _compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, kept: bool = False, **params: Any) -> jax.Array:
+def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, kept: bool = False, **params: Any) -> jax.Array:
     """The same of two products, in the accumulator's type up to the end.
 
     Products that are kept for a derivative are in the result's type, as they would be in jnp: wider, they would take
@@ -129,7 +137,7 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     x_bdim, *weights = bdims
     if weights == [None, None]:
         return gated_p.bind(jnp.moveaxis(args[0], x_bdim, 0), *args[1:], **params), 0
-    return jax.vmap(partial(_compose, **params), in_axes=tuple(bdims))(*args), 0
+    return jax.vmap(partial(compose, **params), in_axes=tuple(bdims))(*args), 0
 
 
 batching.primitive_batchers[gated_p] = _batch_rule
@@ -142,7 +150,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         operands = list(primals)
         for i, value in zip(moving, given, strict=True):
             operands[i] = value
-        return _compose(*operands, kept=True, **params)
+        return compose(*operands, kept=True, **params)
 
     return jax.jvp(function, [primals[i] for i in moving], [tangents[i] for i in moving])
 
@@ -150,8 +158,8 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
 ad.primitive_jvps[gated_p] = _jvp_rule
 
 
-def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Choice | None:
-    """The kernel that computes both products in one launch, or None where they are composed.
+def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Decision:
+    """The kernel that computes both products in one launch, or no kernel where they are composed, and why.
 
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
@@ -170,15 +178,19 @@ def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Choi
         epilogue=Epilogue(activation=params["activation"]),
         gated=True,
     )
-    return select_gated(problem, device, precision=params["precision"], kernel=params["kernel"])
+    choice = select_gated(problem, device, precision=params["precision"], kernel=params["kernel"])
+    return Decision(choice, problem, None)
 
 
-def _call(choice: Choice, x: jax.Array, gate: jax.Array, up: jax.Array, **params: Any) -> jax.Array:
+def launch(choice: Choice, x: jax.Array, gate: jax.Array, up: jax.Array, **params: Any) -> jax.Array:
+    """Both products by one call of a kernel that has a gated form."""
     assert choice.kernel is not None
     k, n = gate.shape
     m = prod(x.shape[:-1])
-    call = jax.ffi.ffi_call(GATED_TARGET, jax.ShapeDtypeStruct((*x.shape[:-1], n), params["preferred_element_type"]))
-    return call(
+    results = [jax.ShapeDtypeStruct((*x.shape[:-1], n), params["preferred_element_type"])]
+    if choice.workspace:
+        results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
+    out: jax.Array = jax.ffi.ffi_call(GATED_TARGET, results)(
         x,
         gate,
         up,
@@ -191,20 +203,23 @@ def _call(choice: Choice, x: jax.Array, gate: jax.Array, up: jax.Array, **params
         activation=params["activation"] or "none",
         config=np.array(choice.config, np.int64),
         has_bias=np.bool_(False),
-    )
+    )[0]
+    return out
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    choice = decide(device_for(platform), ctx.avals_in, params)
-    divided = is_partitioned(ctx) or is_partly_manual(ctx) or explicit_axes(ctx.avals_out[0].sharding.mesh)
-    function: Any = _compose
-    if choice is not None and not divided:
-        function = partial(_call, choice)
-    elif choice is not None and params["kernel"] != "auto":
-        raise UnsupportedError(
-            f"kernel '{params['kernel']}': a gated product is one launch on one device, and this program is divided "
-            "over several; map it with shard_map over all of the mesh's axes"
-        )
+    function: Any = compose
+    # As for single products, "auto" leaves those of programs on several devices to XLA.
+    if params["kernel"] != "auto" or device_count(ctx) == 1:
+        choice = decide(device_for(platform), ctx.avals_in, params).choice
+        divided = is_partitioned(ctx) or is_partly_manual(ctx) or explicit_axes(ctx.avals_out[0].sharding.mesh)
+        if choice.kernel is not None and not divided:
+            function = partial(launch, choice)
+        elif choice.kernel is not None and params["kernel"] != "auto":
+            raise UnsupportedError(
+                f"kernel '{params['kernel']}': a gated product is one launch on one device, and this program is "
+                "divided over several; map it with shard_map over all of the mesh's axes"
+            )
     return mlir.lower_fun(partial(function, **params), multiple_results=False)(ctx, *operands)
 
 

@@ -58,8 +58,8 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions: 2 m n k for each product of the batch."""
-        return 2 * self.m * self.n * self.k * prod(self.batch)
+        """Multiplications and additions: 2 m n k for each product of the batch, of which a gated one is two."""
+        return (4 if self.gated else 2) * self.m * self.n * self.k * prod(self.batch)
 
     @property
     def layout(self) -> str:

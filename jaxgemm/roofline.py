@@ -183,12 +183,16 @@ def floor(
     d: str | None = None,
     batch: int = 1,
     precision: str = "default",
+    weights: int = 1,
 ) -> Floor | None:
-    """The floor of `batch` products, types by name; None where the chip's rates are not known."""
+    """The floor of `batch` products, types by name; None where the chip's rates are not known.
+
+    With several `weights`, each result takes as many products: of the same `a` with as many `b`.
+    """
     unit = compute_unit(a, precision, limits.arch)
     peak = limits.peak(unit)
     if peak is None or limits.bandwidth <= 0:
         return None
-    moved = m * k * DTYPE_BYTES[a] + k * n * DTYPE_BYTES[b or a] + m * n * DTYPE_BYTES[d or a]
-    compute, memory = batch * 2.0 * m * n * k / peak, batch * moved / limits.bandwidth
+    moved = m * k * DTYPE_BYTES[a] + weights * k * n * DTYPE_BYTES[b or a] + m * n * DTYPE_BYTES[d or a]
+    compute, memory = batch * weights * 2.0 * m * n * k / peak, batch * moved / limits.bandwidth
     return Floor(max(compute, memory), "compute" if compute >= memory else "memory", unit)

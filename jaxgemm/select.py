@@ -185,24 +185,51 @@ def _pinned(row: Kernel, options: tuple[tuple[str, int], ...], problem: Problem,
     return resolve(row.name, configuration(row, tuple({**given, **row.pins}.items())), problem, device)
 
 
-def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice | None:
-    """The kernel that computes a gated pair of products in one launch; None where they are to be composed.
+def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice:
+    """The kernel that computes a gated pair of products in one launch; no kernel where they are to be composed.
 
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
     """
     if kernel == "xla":
-        return None
-    for row in kernels() if kernel == "auto" else [find_kernel(kernel)]:
-        if not row.gated:
-            continue
+        return _xla("XLA's products were asked for by name")
+    if kernel != "auto" and not find_kernel(kernel).gated:
+        return _xla(f"kernel '{kernel}' has no gated form")
+    rows = [row for row in kernels() if row.gated and row.platform == device.platform]
+    if kernel == "auto" and not rows:
+        return _xla(f"no kernel for {device.platform} has a gated form")
+    reasons = []
+    for row in rows if kernel == "auto" else [find_kernel(kernel)]:
         reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
-        reason = f"kernel '{row.name}': {reason}" if reason else check(row, (), problem, device)[0]
-        if not reason:
-            return Choice(row, (), 0, "one launch for both products")
-        if kernel != "auto":
-            raise UnsupportedError(reason)
-    return None
+        found = f"kernel '{row.name}': {reason}" if reason else resolve(row.name, (), problem, device)
+        if isinstance(found, Choice):
+            if kernel != "auto":
+                return replace(found, why="asked for by name")
+            composed = _composed(problem, device)
+            if _expected(found) <= composed:
+                return replace(found, why=f"one launch; two products and what follows should take {composed:.0f} us")
+            found = f"one launch expects {_expected(found):.0f} us, two products should take {composed:.0f}"
+        elif kernel != "auto":
+            raise UnsupportedError(found)
+        reasons.append(found)
+    return _xla("; ".join(reasons))
+
+
+#: Of the kernel that follows a gated pair of products: its least time in microseconds, and bytes a microsecond.
+_COMBINING = (2.0, 4e6)
+
+
+def _composed(problem: Problem, device: Device) -> float:
+    """Microseconds that a gated pair should take as two products, be they XLA's or ours, and what follows them."""
+    a, b, d = problem.dtypes
+    single = replace(problem, dtypes=(a, b, "float32"), epilogue=Epilogue(), gated=False)
+    tried = [resolve(name, (), single, device) for name in CONTENDERS.get(a, (0, 0, ()))[2]]
+    product = min((_expected(found) for found in tried if isinstance(found, Choice)), default=math.inf)
+    if _unaligned(problem):
+        product = min(product, _xla_unaligned(single))
+    least, rate = _COMBINING
+    moved = problem.m * problem.n * (4 + 4 + np.dtype(jnp.dtype(d)).itemsize)
+    return 2 * product + least + moved / rate
 
 
 @lru_cache(maxsize=4096)
@@ -290,14 +317,10 @@ def _better_left(problem: Problem, expected: float) -> str:
     Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, sgemm).
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
-    shape = (problem.m, problem.n, problem.k)
-    if any(x.ld * size % _PITCH for x in (problem.a, problem.b)):
+    if _unaligned(problem):
         if size == 4:
             return ""
-        rate, bandwidth, least = _XLA_UNALIGNED
-        batch = math.prod(problem.batch)
-        traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
-        theirs = least + max(batch * math.prod(shape) / rate, traffic / bandwidth)
+        theirs = _xla_unaligned(problem)
         return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
     first, last = _SHORT
     if expected < _SMALL[size] and (size == 2 or problem.batch == (1, 1)):
@@ -305,6 +328,20 @@ def _better_left(problem: Problem, expected: float) -> str:
     if size == 2 and first <= min(problem.m, problem.n) <= last:
         return ""
     return f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
+
+
+def _unaligned(problem: Problem) -> bool:
+    size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
+    return any(x.ld * size % _PITCH for x in (problem.a, problem.b))
+
+
+def _xla_unaligned(problem: Problem) -> float:
+    """Microseconds that XLA's kernels for unaligned rows should take."""
+    rate, bandwidth, least = _XLA_UNALIGNED
+    size, batch = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize, math.prod(problem.batch)
+    shape = (problem.m, problem.n, problem.k)
+    traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
+    return least + max(batch * math.prod(shape) / rate, traffic / bandwidth)
 
 
 def _expected(choice: Choice) -> float:

@@ -361,15 +361,18 @@ def runner_script(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    for name in ("shapes", "chain"):
+    for name in ("shapes", "chain", "gated_layers"):
         sys.modules.pop(name, None)
 
 
 def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_script):
     short = runner_script.chain.Chain(3, 16, (16, 24), "float32", ())
     monkeypatch.setitem(runner_script.CHAINS, "chain", short)
+    monkeypatch.setitem(runner_script.LAYERS, "gated", (runner_script.gated_layers.Layer(5, 24, 16, "float32"),))
     monkeypatch.setattr(runner_script, "digest", lambda: "of the sources")
-    monkeypatch.setattr(sys, "argv", ["run.py", "smoke", "chain", "--repeats", "3", "--results", str(tmp_path)])
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "smoke", "chain", "gated", "--repeats", "3", "--results", str(tmp_path)]
+    )
     assert runner_script.main() == 0
     folder = tmp_path / runner_script.slug(report.device_name(jax.devices()[0]))
     smoke = json.loads((folder / "smoke.json").read_text())
@@ -379,6 +382,9 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     chain = json.loads((folder / "chain.json").read_text())
     assert {row["path"] for row in chain["rows"]} >= {"jaxgemm auto", "XLA default"}
     assert all(row["wall_us"] > 0 and len(row["compile"]) == 3 for row in chain["rows"])
+    gated = json.loads((folder / "gated.json").read_text())["rows"]
+    assert [row["path"] for row in gated] == ["jaxgemm auto", "jaxgemm host", "XLA default"]
+    assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-5 for row in gated)
     out, _ = capsys.readouterr()
     assert "trace + compile" in out
 

@@ -1,5 +1,7 @@
 """What explain says of a program is what lowering makes of it, and what select() chose."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -114,3 +116,31 @@ def test_the_table_is_sound():
         assert row.deterministic
         for values in row.options.values():
             assert len(set(values)) == len(values)
+
+
+def test_gated_pairs_are_shown_with_their_form():
+    shapes = [shape(*s, dtype=jnp.bfloat16) for s in ((16, 128), (128, 256), (128, 256))]
+    for kernel, why in (
+        ("auto", "no kernel for cpu has a gated form"),
+        ("xla", "XLA's products were asked for by name"),
+        ("host", "kernel 'host' has no gated form"),
+    ):
+        found = jaxgemm.explain(partial(jaxgemm.gated_gemm, kernel=kernel), *shapes, platform="cpu")
+        assert [p.kernel for p in found.products] == ["host" if kernel == "host" else "xla"] * 2
+        gate, up = (p.gated for p in found.products)
+        assert gate == f"gate, of two products composed in jnp: {why}"
+        assert up == f"up, of two products composed in jnp: {why}"
+        assert f"gated      {gate}" in str(found)
+
+
+def test_gated_pairs_of_one_launch():
+    f = lambda x, w: lax.scan(lambda c, _: (jaxgemm.gated_gemm(c, w, w), None), x, None, length=3)[0]  # noqa: E731
+    found = jaxgemm.explain(f, shape(16, 256, dtype=jnp.bfloat16), shape(256, 256, dtype=jnp.bfloat16), platform="cuda")
+    if not next(row for row in jaxgemm.kernels() if row.name == "sm90").built:
+        assert len(found.products) == 2
+        return
+    (product,) = found.products
+    assert (product.kernel, product.trips, product.gated) == ("sm90", 3, "both products of the pair")
+    assert product.operands == "bfloat16[16,256] x (bfloat16[256,256], bfloat16[256,256])"
+    for line in ("sm90: one launch", "epilogue   silu(a b) * (a b_up)", "copies     none", "candidates", "floor"):
+        assert line in str(found)

@@ -4,7 +4,8 @@
 // L2 bandwidth needs (less where the machine is not full), and a floor for the hand-over of a stage. Units go
 // over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the other
 // group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
-// results, written and read, and of a second kernel; operands with unaligned rows are copied first.
+// results, written and read, and of a second kernel; operands with unaligned rows are copied first. A gated
+// product loads and multiplies whole tiles, and writes half of each.
 //
 // The constants were fitted to 4,000 timings of 63 products on an H200, row-major operands, by the time that
 // the model's choice loses against the best configuration timed: 4 % on average. They absorb what the model
@@ -71,15 +72,15 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster_m * c.cluster_n;
   const double clusters = std::max(1, sms / cluster);
-  const double tiles = double(ceil_div(ceil_div(s.m, t.tile_m), c.cluster_m)) *
-                       double(ceil_div(ceil_div(s.n, t.tile_n), c.cluster_n)) * double(s.batch);
+  const double tiles = double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) *
+                       double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n)) * double(s.batch);
   const double units = tiles * c.split_k, running = std::min(units, clusters);
   const double waves = std::ceil(units / clusters);
   const double k_blocks = double(std::max<int64_t>(1, ceil_div(s.k, kTileK)));
   const double steps = waves * std::ceil(k_blocks / c.split_k);
 
   const double area = double(t.tile_m) * t.tile_n;
-  const int block = rows_block(t.tile_n);
+  const int block = rows_block(t.result_n());
   const double y_lines =
       s.y_blocks ? double(ceil_div(t.tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : t.tile_n;
   const bool ping_pong = t.schedule == Schedule::kPingPong;
@@ -91,7 +92,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
       steps * (std::max({mma, load, kStep}) + meeting) + kFirst * std::min(1.0, steps / 4);
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
-  double epilogue = kTile * area / 32768 * result_bytes / 2 + kTileFixed;
+  const double results = double(t.result_m()) * t.result_n();
+  double epilogue = kTile * results / 32768 * result_bytes / 2 + kTileFixed;
   if (c.split_k == 1) {
     if (c.swap) epilogue *= kSwapped;
     if (p.n % 8 != 0) epilogue *= c.swap ? kUnalignedSwapped : kUnaligned;
@@ -101,7 +103,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   if (ping_pong && waves > 1) busy = std::max(main_loop, busy / 2) + epilogue;
 
   const double batch = double(s.batch), depth = double(s.k);
-  const double operands = 2 * batch * depth * double(p.m + p.n);
+  const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.split_k;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
   const double even = units / (waves * running);
@@ -111,7 +113,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   double time = kLaunch + std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
   if (cluster > 1) time += (c.cluster_n > 1 ? kPairCols : kPair) + kPairWave * waves;
   if (c.split_k > 1) time += kSplit + result / kPartials;
-  const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + copied(p.b, p.k, p.n));
+  const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;
   return time;
 }
@@ -123,7 +125,7 @@ int64_t fixed(const GemmProblem& p, Option option) {
 // The ways to run one tile shape in one orientation.
 void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vector<RankedConfig>* ranked) {
   const TileConfig& t = kTiles[c.tile];
-  const int64_t tiles = ceil_div(s.m, t.tile_m) * ceil_div(s.n, t.tile_n) * s.batch;
+  const int64_t tiles = ceil_div(s.m, t.result_m()) * ceil_div(s.n, t.result_n()) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
   // As many splits as fill the machine once, twice, ..., each with at least two steps.
   for (const int64_t fill : {0, 1, 2, 3, 5}) {
@@ -133,6 +135,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vect
     else if (split < 2 || k_blocks / split < 2)
       continue;
     if (fixed(p, kSplitK)) split = std::min(fixed(p, kSplitK), k_blocks);
+    if (split > 1 && p.gated) return;
     // The second kernel counts groups of 4 results in 31 bits.
     if (split > 1 && s.m * s.batch > INT32_MAX / ceil_div(s.n, 4)) continue;
     c.split_k = static_cast<int>(split);
@@ -151,6 +154,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
                   swap ? p.a.transposed : !p.b.transposed};
     for (int tile = 0; tile < kTileCount; ++tile) {
       const TileConfig& t = kTiles[tile];
+      if (t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns)) continue;
       if (fixed(p, kTileM) && fixed(p, kTileM) != t.tile_m) continue;
       if (fixed(p, kTileN) && fixed(p, kTileN) != t.tile_n) continue;
       if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
@@ -159,8 +163,8 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
           // Two blocks share loads along one side; four only if asked for, and none that have no tile.
           const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
           if (!asked && m * n == 4) continue;
-          if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(s.m, t.tile_m) < m) continue;
-          if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.tile_n) < n) continue;
+          if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(s.m, t.result_m()) < m) continue;
+          if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.result_n()) < n) continue;
           Config c;
           c.tile = tile;
           c.cluster_m = m;

@@ -13,17 +13,26 @@ namespace jaxgemm::cuda::sm90 {
 // owns a whole tile, so that one's epilogue runs under the other's main loop; short K and heavy epilogues.
 enum class Schedule : uint8_t { kCooperative = 1, kPingPong = 2 };
 
+// Gated products take two weights at once. Half of a tile's columns, or of its rows when operands are
+// swapped, come from one weight and half from the other, the same ones of each: a thread's accumulators then
+// hold both values of a result, and the epilogue multiplies them where they are.
+enum class Gated : uint8_t { kNo, kColumns, kRows };
+
 struct TileConfig {
   int tile_m, tile_n;  // of the engine's rows and columns; the problem's n and m when operands are swapped
   int consumers;       // warpgroups that multiply; one more loads
   Schedule schedule;
+  Gated gated = Gated::kNo;
 
+  // Of the results that a tile makes.
+  constexpr int result_m() const { return gated == Gated::kRows ? tile_m / 2 : tile_m; }
+  constexpr int result_n() const { return gated == Gated::kColumns ? tile_n / 2 : tile_n; }
   // Rows of one warpgroup's accumulators, a multiple of the instruction's 64.
   constexpr int group_rows() const { return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers; }
-  // Columns that a warp finishes at a time: the widest of 64, 32, 16 that divides the tile, so that no copy
-  // reaches beyond it. With three consumers there are registers for 32 only.
+  // Columns that a warp finishes at a time: the widest of 64, 32, 16 that divides the results, so that no
+  // copy reaches beyond them. With three consumers there are registers for 32 only.
   constexpr int strip_columns() const {
-    return tile_n % 64 == 0 && consumers < 3 ? 64 : tile_n % 32 == 0 ? 32 : 16;
+    return result_n() % 64 == 0 && consumers < 3 ? 64 : result_n() % 32 == 0 ? 32 : 16;
   }
 };
 
@@ -33,19 +42,37 @@ constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
 // room for the epilogue, 160 is the most that does not spill.
 constexpr TileConfig kTiles[] = {
     {128, 256, 2, Schedule::kCooperative},  // largest product per byte loaded
-    {256, 128, 2, Schedule::kCooperative}, {192, 192, 3, Schedule::kCooperative},
-    {128, 224, 2, Schedule::kCooperative}, {128, 192, 2, Schedule::kCooperative},
-    {128, 160, 2, Schedule::kPingPong},    {128, 144, 2, Schedule::kPingPong},
-    {128, 128, 2, Schedule::kPingPong},    {128, 96, 2, Schedule::kPingPong},
-    {128, 64, 2, Schedule::kPingPong},     {64, 256, 2, Schedule::kPingPong},
-    {64, 128, 2, Schedule::kPingPong},     {64, 64, 2, Schedule::kPingPong},
-    {64, 32, 2, Schedule::kPingPong},      {64, 16, 2, Schedule::kPingPong},
+    {256, 128, 2, Schedule::kCooperative},
+    {192, 192, 3, Schedule::kCooperative},
+    {128, 224, 2, Schedule::kCooperative},
+    {128, 192, 2, Schedule::kCooperative},
+    {128, 160, 2, Schedule::kPingPong},
+    {128, 144, 2, Schedule::kPingPong},
+    {128, 128, 2, Schedule::kPingPong},
+    {128, 96, 2, Schedule::kPingPong},
+    {128, 64, 2, Schedule::kPingPong},
+    {64, 256, 2, Schedule::kPingPong},
+    {64, 128, 2, Schedule::kPingPong},
+    {64, 64, 2, Schedule::kPingPong},
+    {64, 32, 2, Schedule::kPingPong},
+    {64, 16, 2, Schedule::kPingPong},
+    // Gated ones come last: with weights along the columns, and along the rows for few rows of A.
+    {128, 256, 2, Schedule::kCooperative, Gated::kColumns},
+    {128, 128, 2, Schedule::kPingPong, Gated::kColumns},
+    {64, 64, 2, Schedule::kPingPong, Gated::kColumns},  // narrow weights
+    {128, 128, 2, Schedule::kPingPong, Gated::kRows},
+    {128, 64, 2, Schedule::kPingPong, Gated::kRows},
+    {128, 32, 2, Schedule::kPingPong, Gated::kRows},
+    {128, 16, 2, Schedule::kPingPong, Gated::kRows},
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+constexpr int kGatedTileCount = 7;
+constexpr int kPlainTileCount = kTileCount - kGatedTileCount;
+static_assert(kTiles[kPlainTileCount - 1].gated == Gated::kNo && kTiles[kPlainTileCount].gated != Gated::kNo);
 
 // Rows of an MN-major operand that are copied together, and laid out as one block. The wider block makes the
 // better copies; the narrower one spares tiles that are not a multiple of it from loading what they do not
-// use.
+// use. A gated tile's rows are those of one weight, as each weight comes in whole blocks.
 constexpr int rows_block(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
 
 // How one launch runs. `tile` indexes kTiles.

@@ -1,6 +1,8 @@
 // The constants of one instantiation of the engine, and the parameters of one launch.
 #pragma once
 
+#include <type_traits>
+
 #include "../device/tma.cuh"
 #include "../device/types.cuh"
 #include "../device/wgmma.cuh"
@@ -45,10 +47,16 @@ struct Params {
   uint64_t x_policy, y_policy;
 };
 
+// A gated product's: `up` is the map of the second weight, x or y that of the first.
+struct GatedParams : Params {
+  CUtensorMap up;
+};
+
 // x is the operand whose rows are the engine's rows, y the other one.
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
 struct Engine {
   using In = In_;
+  using Parameters = std::conditional_t<kConfig.gated == Gated::kNo, Params, GatedParams>;
   static constexpr TileConfig kTile = kConfig;
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
@@ -66,7 +74,7 @@ struct Engine {
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
 
   // An MN-major operand comes in whole blocks.
-  static constexpr int kBlockX = rows_block(kTileM), kBlockY = rows_block(kTileN);
+  static constexpr int kBlockX = rows_block(kConfig.result_m()), kBlockY = rows_block(kConfig.result_n());
   static_assert(kBlockX == 64);
   static constexpr int kLinesX = kTileM;
   static constexpr int kLinesY = kMajorY == Major::kMN ? (kTileN + kBlockY - 1) / kBlockY * kBlockY : kTileN;
@@ -83,6 +91,16 @@ struct Engine {
   static constexpr int kStages = kFit < 16 ? kFit : 16;
   static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kStagingTotal + kBarrierBytes;
   static_assert(kStages >= 3);
+
+  // Each of two weights fills half of its operand's part of a stage, in whole blocks, and a warpgroup has
+  // both halves.
+  static constexpr Gated kGated = kConfig.gated;
+  static constexpr int kLoadedX = kGated == Gated::kRows ? kLinesX / 2 : kLinesX;
+  static constexpr int kLoadedY = kGated == Gated::kColumns ? kLinesY / 2 : kLinesY;
+  static constexpr int kResultM = kConfig.result_m(), kResultN = kConfig.result_n();
+  static constexpr int kResultBlocksM = kGated == Gated::kRows ? kBlocksM / 2 : kBlocksM;
+  static_assert(kGated != Gated::kColumns || (kMajorY == Major::kMN && kLoadedY % kBlockY == 0));
+  static_assert(kGated != Gated::kRows || (kMajorX == Major::kMN && kPingPong && kBlocksM == 2));
 };
 
 // The accumulators of one warpgroup.

@@ -37,8 +37,8 @@ template <typename E>
 class EpilogueWarp {
   using In = typename E::In;
   static constexpr int kCols = E::kTile.strip_columns();
-  static constexpr int kStrips = E::kTileN / kCols;  // side by side in a tile
-  static constexpr int kValues = kCols / 2;          // of a lane in a strip, in the order of the accumulators
+  static constexpr int kStrips = E::kResultN / kCols;  // side by side in a tile
+  static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
   static constexpr int kBufferBytes = 2048;
   static constexpr int kBuffers = E::kStagingBytes / kBufferBytes;
   static_assert(16 * kCols * 2 <= kBufferBytes);
@@ -51,7 +51,9 @@ class EpilogueWarp {
   __device__ __forceinline__ void prefetch(const Strip& first) { load_bias(first); }
 
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
-    if (out_.plain && out_.copy)
+    if constexpr (E::kGated != Gated::kNo)
+      store_gated(acc, first);
+    else if (out_.plain && out_.copy)
       store_plain(acc, first);
     else
       store_general(acc, first);
@@ -88,7 +90,7 @@ class EpilogueWarp {
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
       float x[kValues];
-      take(acc, i, x);
+      for_strip(acc, i, [&](int e, float value) { x[e] = value; });
 #pragma unroll
       for (int e = 0; e < kValues; ++e) x[e] *= out_.alpha;
       if (!out_.plain) {
@@ -96,24 +98,47 @@ class EpilogueWarp {
         if (i + 1 < E::kBlocksM * kStrips) load_bias(strip_at(first, i + 1));
         if (!outside(strip)) finish(x, bias, strip);
       }
-      if (outside(strip)) continue;
-      if (out_.f32)
-        store_direct<float>(x, strip);
-      else if (out_.copy)
-        store_copy(x, strip);
-      else if (out_.swap)
-        store_direct<In>(x, strip);
-      else
-        store_rows(x, strip);
+      if (!outside(strip)) put(x, strip);
     }
   }
 
-  static __device__ __forceinline__ void take(const Accumulators<E>& acc, int strip, float (&x)[kValues]) {
+  __device__ __forceinline__ void store_gated(const Accumulators<E>& acc, const Strip& first) {
+    // From strips of results to those of accumulators, and there from the first weight's to the second's.
+    constexpr int kAcross = E::kTileN / kCols;
+    constexpr int kToUp = E::kGated == Gated::kRows ? E::kResultBlocksM * kAcross : kStrips;
+#pragma unroll 1
+    for (int i = 0; i < E::kResultBlocksM * kStrips; ++i) {
+      const int gate = i / kStrips * kAcross + i % kStrips;
+      const Strip strip = strip_at(first, i);
+      if (outside(strip)) continue;
+      float x[kValues];
+      for_strip(acc, gate, [&](int e, float value) { x[e] = value; });
+      activate_all(out_.activation, x);
+      for_strip(acc, gate + kToUp, [&](int e, float value) { x[e] *= value; });
+      put(x, strip);
+    }
+  }
+
+  __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip) {
+    if (out_.f32)
+      store_direct<float>(x, strip);
+    else if (out_.copy)
+      store_copy(x, strip);
+    else if (out_.swap)
+      store_direct<In>(x, strip);
+    else
+      store_rows(x, strip);
+  }
+
+  // Calls f with each accumulator of a strip, counted along the tile's whole width.
+  template <typename F>
+  static __device__ __forceinline__ void for_strip(const Accumulators<E>& acc, int strip, F&& f) {
+    constexpr int kAcross = E::kTileN / kCols;
 #pragma unroll
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       if (i != strip) continue;
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] = acc.value[i / kStrips][i % kStrips * kValues + e];
+      for (int e = 0; e < kValues; ++e) f(e, acc.value[i / kAcross][i % kAcross * kValues + e]);
     }
   }
 

@@ -26,7 +26,7 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
       }
       if (turn > 0) named_barrier_sync(1 + group, 256);
     }
-    const Strip strip{int64_t(unit.row) * E::kTileM + row + warp % 4 * 16, int64_t(unit.col) * E::kTileN,
+    const Strip strip{int64_t(unit.row) * E::kResultM + row + warp % 4 * 16, int64_t(unit.col) * E::kResultN,
                       unit.split, unit.batch};
     epilogue.prefetch(strip);
     multiply<E>(acc, shared, place, ring, row, unit.k_blocks, [&] {
@@ -40,7 +40,8 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
 }
 
 template <typename E>
-__global__ void __launch_bounds__(E::kThreads, 1) gemm_sm90(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(E::kThreads, 1)
+    gemm_sm90(const __grid_constant__ typename E::Parameters p) {
   extern __shared__ uint8_t dynamic_shared[];
   const SharedLayout<E> shared(dynamic_shared);
   const ClusterPlace place(p.schedule);
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(E::kThreads, 1) gemm_sm90(const __grid_constan
   } else if (warp == 1 && elect_one()) {
     tma_prefetch_map(&p.x);
     tma_prefetch_map(&p.y);
+    if constexpr (E::kGated != Gated::kNo) tma_prefetch_map(&p.up);
     if (p.out.copy) tma_prefetch_map(&p.d);
   }
   // A peer's copies and arrivals may reach this block's barriers as soon as the peer runs.

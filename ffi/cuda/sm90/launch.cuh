@@ -1,5 +1,6 @@
 // From a configuration chosen at run time to an instantiation of the engine. Each file that includes this
-// instantiates one operand type and one pair of majors, so that they compile side by side.
+// instantiates one operand type and one pair of majors, or one type of gated products, so that they compile
+// side by side.
 #pragma once
 
 #include <utility>
@@ -10,7 +11,7 @@
 namespace jaxgemm::cuda::sm90 {
 
 template <typename E>
-Status launch_engine(const Params& params, const Launch& launch) {
+Status launch_engine(const typename E::Parameters& params, const Launch& launch) {
   if (launch.prepare) {
     const cudaError_t error =
         cudaFuncSetAttribute(gemm_sm90<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, E::kSharedBytes);
@@ -45,7 +46,25 @@ Status launch_tiles(const Params& params, const Launch& launch) {
     ((kTile == launch.tile ? (status = launch_engine<Engine<kTiles[kTile], kX, kY, In>>(params, launch), true)
                            : false) ||
      ...);
-  }(std::make_integer_sequence<int, kTileCount>{});
+  }(std::make_integer_sequence<int, kPlainTileCount>{});
+  return status;
+}
+
+// Weights as they are usually stored, k x n, and rows of the other operand along k.
+template <TileConfig kTile, typename In>
+using GatedEngine =
+    std::conditional_t<kTile.gated == Gated::kColumns, Engine<kTile, Major::kK, Major::kMN, In>,
+                       Engine<kTile, Major::kMN, Major::kK, In>>;
+
+template <typename In>
+Status launch_gated_tiles(const GatedParams& params, const Launch& launch) {
+  Status status{"internal error: no such gated tile in kernel 'sm90'"};
+  [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
+    ((kPlainTileCount + kTile == launch.tile
+          ? (status = launch_engine<GatedEngine<kTiles[kPlainTileCount + kTile], In>>(params, launch), true)
+          : false) ||
+     ...);
+  }(std::make_integer_sequence<int, kGatedTileCount>{});
   return status;
 }
 

@@ -18,6 +18,12 @@ struct Launch {
 template <typename In, Major kX, Major kY>
 Status launch_tiles(const Params& params, const Launch& launch);
 
+// Of the tiles with two weights, whose majors are fixed: gated_bf16.cu and gated_f16.cu.
+template <typename In>
+Status launch_gated_tiles(const GatedParams& params, const Launch& launch);
+
+extern template Status launch_gated_tiles<__nv_bfloat16>(const GatedParams&, const Launch&);
+extern template Status launch_gated_tiles<__half>(const GatedParams&, const Launch&);
 extern template Status launch_tiles<__nv_bfloat16, Major::kK, Major::kK>(const Params&, const Launch&);
 extern template Status launch_tiles<__nv_bfloat16, Major::kK, Major::kMN>(const Params&, const Launch&);
 extern template Status launch_tiles<__nv_bfloat16, Major::kMN, Major::kK>(const Params&, const Launch&);

@@ -8,8 +8,8 @@ namespace jaxgemm::cuda::sm90 {
 
 // Where one operand's tile comes from: the copy engine, straight into the swizzled stage. Blocks of a cluster
 // that need the same tile load a slice each and multicast it; kMulticast is false where no block has a peer,
-// which spares the loop that feeds everything a branch.
-template <Major kMajor, int kLines, int kBlock, bool kMulticast>
+// which spares the loop that feeds everything a branch. Stages may hold more than these lines.
+template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes>
 class TmaOperand {
  public:
   // `peers` blocks, 1 or 2, share the tile; this one is number `slice` of them.
@@ -31,7 +31,7 @@ class TmaOperand {
 
   // The next tile along k.
   __device__ void load(int stage, uint32_t barrier) {
-    const uint32_t destination = shared_ + stage * (kLines * 128);
+    const uint32_t destination = shared_ + stage * kStageBytes;
     if constexpr (kMajor == Major::kK) {
       copy(destination, barrier, k_, line_);
     } else {
@@ -61,15 +61,31 @@ class TmaOperand {
   int line_ = 0, k_ = 0, batch0_ = 0, batch1_ = 0;
 };
 
+// The second weight of an engine that has none.
+struct NoOperand {
+  __device__ void start(int, int, int, int) {}
+  __device__ void load(int, uint32_t) {}
+};
+
 template <typename E, bool kMulticast>
-__device__ __forceinline__ void produce(const Params& p, const SharedLayout<E>& shared,
+__device__ __forceinline__ void produce(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                         const ClusterPlace& place) {
   // Blocks of a cluster that differ in row only share y; those that differ in column only share x.
   const uint32_t m = p.schedule.cluster_m, n = p.schedule.cluster_n;
-  TmaOperand<E::kX, E::kLinesX, E::kBlockX, kMulticast> x(p.x, p.x_policy, shared.x, n, place.col,
-                                                          (n == 2 ? 1 | 1 << m : 1) << place.row);
-  TmaOperand<E::kY, E::kLinesY, E::kBlockY, kMulticast> y(p.y, p.y_policy, shared.y, m, place.row,
-                                                          (m == 2 ? 3 : 1) << place.col * m);
+  using X = TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kMulticast, E::kBytesX>;
+  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kMulticast, E::kBytesY>;
+  const uint32_t x_mask = (n == 2 ? 1 | 1 << m : 1) << place.row;
+  const uint32_t y_mask = (m == 2 ? 3 : 1) << place.col * m;
+  X x(p.x, p.x_policy, shared.x, n, place.col, x_mask);
+  Y y(p.y, p.y_policy, shared.y, m, place.row, y_mask);
+  auto up = [&] {
+    if constexpr (E::kGated == Gated::kRows)
+      return X(p.up, p.x_policy, shared.x + E::kBytesX / 2, n, place.col, x_mask);
+    else if constexpr (E::kGated == Gated::kColumns)
+      return Y(p.up, p.y_policy, shared.y + E::kBytesY / 2, m, place.row, y_mask);
+    else
+      return NoOperand{};
+  }();
 
   RingPosition<E::kStages> ring;
   for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride) {
@@ -77,14 +93,17 @@ __device__ __forceinline__ void produce(const Params& p, const SharedLayout<E>& 
     const int batch0 = static_cast<int>(p.batch.inner(unit.batch));
     const int batch1 = unit.batch - batch0 * static_cast<int>(p.batch.inner.divisor);
     const int k = unit.k_begin * kTileK;
-    x.start(unit.row * E::kTileM, k, batch0 * p.batch.x_outer, batch1 * p.batch.x_inner);
-    y.start(unit.col * E::kTileN, k, batch0 * p.batch.y_outer, batch1 * p.batch.y_inner);
+    const int row = unit.row * E::kResultM, col = unit.col * E::kResultN;
+    x.start(row, k, batch0 * p.batch.x_outer, batch1 * p.batch.x_inner);
+    y.start(col, k, batch0 * p.batch.y_outer, batch1 * p.batch.y_inner);
+    up.start(E::kGated == Gated::kRows ? row : col, k, 0, 0);
     for (int block = 0; block < unit.k_blocks; ++block) {
       const uint32_t full = shared.full + 8 * ring.stage;
       mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
       mbarrier_arrive_expect(full, E::kStageBytes);
       x.load(ring.stage, full);
       y.load(ring.stage, full);
+      up.load(ring.stage, full);
       ring.next();
     }
   }

@@ -28,7 +28,7 @@ struct PlannedOperand {
 struct Plan {
   bool found = false;
   Config config;
-  PlannedOperand a, b;
+  PlannedOperand a, b, b_up;  // b_up has no rows unless the problem is gated
   size_t partial_offset = 0;  // of the splits' partial results, fp32
   int64_t partial_pitch = 0;
   size_t workspace = 0;

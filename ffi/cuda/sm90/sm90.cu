@@ -1,5 +1,6 @@
 // sm90: the Hopper engine's host side. A plan becomes tensor maps and parameters, and up to three launches:
-// repack operands whose rows are not aligned, multiply, and add up splits.
+// repack operands whose rows are not aligned (one more where a gated product has three), multiply, and add up
+// splits.
 #include <algorithm>
 
 #include "launch.h"
@@ -34,7 +35,17 @@ RepackOperand repack_of(const PlannedOperand& x, const Matrix& matrix, const voi
   return r;
 }
 
-// `share` blocks of a cluster load this operand's tile of `tile_rows` together.
+Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers,
+                       CUstream_st* stream) {
+  const RepackOperand a = repack_of(plan.a, p.a, buffers.a, buffers.workspace, p);
+  const RepackOperand b = repack_of(plan.b, p.b, buffers.b, buffers.workspace, p);
+  if (!plan.b_up.repack) return launch_repack(a, b, stream);
+  const Status status = plan.a.repack ? launch_repack(a, {}, stream) : Status{};
+  return status.ok() ? launch_repack(b, repack_of(plan.b_up, p.b, buffers.b_up, buffers.workspace, p), stream)
+                     : status;
+}
+
+// `share` blocks of a cluster load `tile_rows` of this operand together.
 Status operand_map(const PlannedOperand& x, const void* base, int tile_rows, int share, const GemmProblem& p,
                    CUtensorMap* map) {
   TensorMapRequest r{};
@@ -113,7 +124,11 @@ Status launch_majors(Major x, Major y, const Params& params, const Launch& launc
   return launch_tiles<In, Major::kMN, Major::kMN>(params, launch);
 }
 
-Status launch_in(const GemmProblem& p, const Plan& plan, const Params& params, const Launch& launch) {
+Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& params, const Launch& launch) {
+  if (p.gated) {
+    return p.a.dtype == DType::kBF16 ? launch_gated_tiles<__nv_bfloat16>(params, launch)
+                                     : launch_gated_tiles<__half>(params, launch);
+  }
   const Major x = plan.x().major, y = plan.y().major;
   return p.a.dtype == DType::kBF16 ? launch_majors<__nv_bfloat16>(x, y, params, launch)
                                    : launch_majors<__half>(x, y, params, launch);
@@ -137,6 +152,13 @@ std::string unsupported_sm90(const GemmProblem& p) {
   }
   for (const Matrix* x : {&p.a, &p.b}) {
     if (x->ld > (int64_t(1) << 38)) return "row pitches must be below 2^39 bytes";
+  }
+  if (p.gated) {
+    if (p.batch_count() != 1) return "a gated product of kernel 'sm90' has no batch";
+    if (p.a.transposed || p.b.transposed) return "a gated product of kernel 'sm90' takes row-major operands";
+    if (p.config.size() > kSplitK && p.config[kSplitK] > 1) {
+      return "a gated product of kernel 'sm90' is not split along k";
+    }
   }
   if (!p.output_empty() && !make_plan(p).found) {
     return "no tile configuration matches the options; see ffi/cuda/sm90/configs.h for those compiled";
@@ -166,7 +188,7 @@ Status prepare_sm90(const GemmProblem& p, int) {
   Launch launch;
   launch.prepare = true;
   launch.tile = plan.config.tile;
-  return launch_in(p, plan, Params{}, launch);
+  return launch_in(p, plan, GatedParams{}, launch);
 }
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
@@ -175,32 +197,36 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   if (!plan.found) return {"internal error: kernel 'sm90' has no configuration for this problem"};
   const Config& config = plan.config;
   const TileConfig& tile = kTiles[config.tile];
-  const bool repack = plan.a.repack || plan.b.repack;
+  const bool repack = plan.a.repack || plan.b.repack;  // b_up lies as b does
   const auto base = [&](const PlannedOperand& x, const void* given) {
     return x.repack ? static_cast<const uint8_t*>(buffers.workspace) + x.workspace_offset : given;
   };
   const void* a = base(plan.a, buffers.a);
   const void* b = base(plan.b, buffers.b);
-  if (p.k > 0 && (!aligned(a, 16) || !aligned(b, 16)))
+  const void* b_up = p.gated ? base(plan.b_up, buffers.b_up) : nullptr;
+  if (p.k > 0 && (!aligned(a, 16) || !aligned(b, 16) || !aligned(b_up, 16)))
     return {"kernel 'sm90': operands must be aligned to 16 bytes"};
 
   if (repack) {
-    const Status status =
-        launch_repack(repack_of(plan.a, p.a, buffers.a, buffers.workspace, p),
-                      repack_of(plan.b, p.b, buffers.b, buffers.workspace, p), executor.stream);
+    const Status status = repack_operands(plan, p, buffers, executor.stream);
     if (!status.ok()) return status;
   }
 
-  Params params{};
+  GatedParams params{};
   params.out = output_of(plan, p, buffers);
   const PlannedOperand &x = plan.x(), &y = plan.y();
   params.batch = {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
                   y.batch_stride[0] != 0, y.batch_stride[1] != 0};
   params.x_policy = params.y_policy = kEvictNormal;
   if (p.k > 0) {
-    Status status = operand_map(x, config.swap ? b : a, tile.tile_m, config.cluster_n, p, &params.x);
+    Status status = operand_map(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x);
     if (status.ok())
-      status = operand_map(y, config.swap ? a : b, tile.tile_n, config.cluster_m, p, &params.y);
+      status = operand_map(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y);
+    if (status.ok() && p.gated) {
+      const int rows = config.swap ? tile.result_m() : tile.result_n();
+      const int share = config.swap ? config.cluster_n : config.cluster_m;
+      status = operand_map(plan.b_up, b_up, rows, share, p, &params.up);
+    }
     if (!status.ok()) return status;
   }
   if (params.out.copy) {
@@ -211,8 +237,8 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   TileSchedule& s = params.schedule;
   s.cluster_m = static_cast<uint32_t>(config.cluster_m);
   s.cluster_n = static_cast<uint32_t>(config.cluster_n);
-  const int64_t rows = ceil_div(ceil_div(x.rows, tile.tile_m), config.cluster_m);
-  const int64_t cols = ceil_div(ceil_div(y.rows, tile.tile_n), config.cluster_n);
+  const int64_t rows = ceil_div(ceil_div(x.rows, tile.result_m()), config.cluster_m);
+  const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.split_k;
   if (units > INT32_MAX / 2) return {"kernel 'sm90': the problem has more than 2^30 tiles"};
   const uint32_t tiles = static_cast<uint32_t>(rows * cols);

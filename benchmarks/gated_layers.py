@@ -1,0 +1,115 @@
+"""gated_gemm beside what one would write instead, silu(x @ w_gate) * (x @ w_up), on layers of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxgemm
+from jaxgemm import timing
+from jaxgemm.bench import Bench, cache_bytes
+
+SAMPLE = 64  # rows of the result that are compared with fp32
+
+
+@dataclass(frozen=True)
+class Layer:
+    """x (m, k), and two weights (k, n)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.dtype}"
+
+    def inputs(self, seed: int) -> tuple[jax.Array, ...]:
+        """Normal numbers, the weights scaled so that products are of x's size."""
+        shapes = (self.m, self.k), (self.k, self.n), (self.k, self.n)
+        keys = jax.random.split(jax.random.key(seed), 3)
+        x, *w = (jax.random.normal(key, s, self.dtype) for key, s in zip(keys, shapes, strict=True))
+        return x, *(v * jnp.asarray(self.k**-0.5, self.dtype) for v in w)
+
+
+#: Prompts, a long sum, a few and single tokens, and a width of no round number.
+LAYERS = {
+    "gated": (
+        Layer(4096, 14336, 4096),
+        Layer(4096, 4096, 14336),
+        Layer(2048, 11008, 4096),
+        Layer(512, 14336, 4096),
+        Layer(64, 14336, 4096),
+        Layer(16, 14336, 4096),
+        Layer(16, 4096, 4096),
+        Layer(1, 14336, 4096),
+        Layer(512, 6913, 2561),
+    )
+}
+KERNELS = ("auto", "sm90")
+
+
+def _theirs(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(jnp.matmul(x, gate)) * jnp.matmul(x, up)
+
+
+def _error(got: jax.Array, inputs: Sequence[jax.Array]) -> float:
+    x, *w = (v.astype(jnp.float32) for v in (inputs[0][:SAMPLE], *inputs[1:]))
+    with jax.default_matmul_precision("highest"):
+        want = np.asarray(_theirs(x, *w))
+    return float(np.abs(np.asarray(got[:SAMPLE], np.float32) - want).max() / np.abs(want).max())
+
+
+def measure(bench: Bench, layers: Sequence[Layer], kernels: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a layer and path, with XLA's faster path's time over this one's."""
+    return [row for layer in layers for row in _measure(bench, layer, kernels)]
+
+
+def _measure(bench: Bench, layer: Layer, kernels: Sequence[str]) -> list[dict[str, Any]]:
+    forms: dict[str, tuple[Callable[..., jax.Array], dict[str, Any]]] = {
+        f"jaxgemm {name}": (partial(jaxgemm.gated_gemm, kernel=name), {}) for name in kernels
+    }
+    forms |= {f"XLA {path}": (_theirs, options) for path, options in bench.xla_paths.items()}
+    moved = 2 * (layer.m * layer.k + 2 * layer.k * layer.n)
+    inputs = [layer.inputs(bench.seed + i) for i in range(min(32, 1 + 3 * cache_bytes(bench.limits) // moved))]
+    programs: dict[str, timing.Program] = {}
+    rows: dict[str, dict[str, Any]] = {
+        name: {"problem": str(layer), "path": name, "ratio": None, "message": ""} for name in forms
+    }
+    for name, (function, options) in forms.items():
+        try:
+            program = jax.jit(function, compiler_options=options or None).lower(*inputs[0]).compile()
+            rows[name]["error"] = _error(program(*inputs[0]), inputs[0])
+            programs[name] = program
+        except Exception as error:
+            rows[name]["message"] = f"{type(error).__name__}: {error}"
+    times = timing.measure(
+        programs,
+        inputs,
+        repeats=bench.repeats,
+        budget_s=bench.budget_s,
+        recorder=bench.recorder,
+        queued=bench.queued,
+    )
+    theirs = min((t.us for name, t in times.items() if name.startswith("XLA")), default=None)
+    for name, t in times.items():
+        rows[name] |= {"us": t.us, "launches": t.launches, "device_kernels": list(t.kernels), "calls": t.calls}
+        rows[name]["ratio"] = theirs / t.us if theirs else None
+    return list(rows.values())
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row for the table whose columns are COLUMNS."""
+    if row["message"]:
+        return [row["problem"], row["path"], row["message"], *["-"] * (len(COLUMNS) - 3)]
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+    return [row["problem"], row["path"], f"{row['us']:.1f}", str(row["launches"]), ratio, f"{row['error']:.1e}"]
+
+
+COLUMNS = ("m x n x k", "path", "us", "launches", "ratio", "error")

@@ -2,6 +2,9 @@
 //
 // For each k a warp then needs one element of A, which is broadcast, and 32 consecutive ones of B, which are
 // one 128-byte line; it writes D in whole lines too. The reads are as many as in `naive`, in fewer pieces.
+//
+// Neighbouring blocks lie below one another: all that run at a time then read the same few columns of B, so
+// that each new line, one for every k, comes from the L2 cache, while a line of A lasts for 32 steps.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -13,8 +16,9 @@ constexpr int kBlock = 32;
 template <typename T>
 __global__ void __launch_bounds__(kBlock* kBlock) coalesced(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
-  const int64_t row = int64_t{p.tile_row()} * kBlock + threadIdx.x / kBlock;
-  const int64_t col = int64_t{p.tile_col()} * kBlock + threadIdx.x % kBlock;
+  const uint32_t tiles_m = static_cast<uint32_t>(p.grid.tiles_m);
+  const int64_t row = int64_t{blockIdx.x % tiles_m} * kBlock + threadIdx.x / kBlock;
+  const int64_t col = int64_t{blockIdx.x / tiles_m} * kBlock + threadIdx.x % kBlock;
   if (row >= p.m || col >= p.n) return;
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
     const auto a = p.a.view(batch);

@@ -7,8 +7,8 @@
 // results, written and read, and of a second kernel; operands with unaligned rows are copied first. A gated
 // product loads and multiplies whole tiles, and writes half of each.
 //
-// The constants were fitted to 4,000 timings of 63 products on an H200, row-major operands, by the time that
-// the model's choice loses against the best configuration timed: 4 % on average. They absorb what the model
+// The constants were fitted to 8,400 timings of 86 products on an H200, row-major operands, by the time that
+// the model's choice loses against the best configuration timed: 3 % on average. They absorb what the model
 // leaves out, so they are not the machine's rates.
 #include <algorithm>
 #include <cmath>
@@ -20,32 +20,38 @@ namespace {
 
 // Rates are per microsecond, times in microseconds.
 constexpr double kDram = 5.2e6;  // bytes
-constexpr double kL2 = 9.09e6;   // bytes, to all multiprocessors
-constexpr double kMma = 3.42e6;  // multiply-adds of a multiprocessor whose consumers cooperate
+constexpr double kL2 = 11.6e6;   // bytes, to all multiprocessors
+constexpr double kMma = 3.33e6;  // multiply-adds of a multiprocessor whose consumers cooperate
 constexpr double kPingPongMma = 3.39e6;
-constexpr double kStep = 0.066;      // shortest step
-constexpr double kLaunch = 1.03;     // launch, and the way of the first bytes
-constexpr double kFirst = 0.29;      // the first steps, before the ring runs
-constexpr double kPair = 0.53;       // blocks in pairs: starting and waiting for each other;
-constexpr double kPairCols = 0.98;   // along the columns,
-constexpr double kPairWave = 0.33;   // at every unit
-constexpr double kPairStep = 0.032;  // and at every step
-constexpr double kPairColsStep = 0.05;
-constexpr double kSplit = 4.95;       // second kernel
-constexpr double kPartials = 4.35e6;  // bytes, written and read again
-constexpr double kTile = 2.29;        // epilogue of 128 x 256 results of 2 bytes
-constexpr double kTileFixed = 0.156;
-constexpr double kSwapped = 1.375;          // epilogue of a transposed tile
-constexpr double kUnaligned = 4.75;         // of rows that the copy engine cannot write
-constexpr double kUnalignedSwapped = 3.76;  // times kSwapped
+constexpr double kStep = 0.054;      // shortest step
+constexpr double kLaunch = 0.40;     // launch, and the way of the first bytes
+constexpr double kFirst = 1.14;      // the first four steps, before the ring runs
+constexpr double kPair = 0.47;       // blocks in pairs: starting and waiting for each other;
+constexpr double kPairCols = 1.02;   // along the columns,
+constexpr double kPairWave = 0.195;  // at every unit
+constexpr double kPairStep = 0.046;  // and at every step
+constexpr double kPairColsStep = 0.043;
+constexpr double kSplit = 4.75;       // second kernel
+constexpr double kPartials = 2.04e6;  // bytes, written and read again
+constexpr double kTile = 2.24;        // epilogue of 128 x 256 results of 2 bytes
+constexpr double kTileFixed = 0.2;
+constexpr double kNarrowStrip = 0.088;  // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.265;      // epilogue of a transposed tile
+constexpr double kUnaligned64 = 4.15;   // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 5.58;   // of 32
+constexpr double kUnaligned16 = 7.81;   // and of 16
+constexpr double kUnalignedSwapped = 3.69;  // times kSwapped
 constexpr double kFinished = 2.0;           // with C, bias or activation
-constexpr double kNarrowBlock = 1.55;       // loads in 64-byte lines
-constexpr double kUneven = 0.69;            // how much of a half-empty last wave's bandwidth is lost
-constexpr double kPulling = 0.97;           // part of the multiprocessors that saturates memory
-constexpr double kIdleL2 = 0.75;    // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kOverlap = 2.9;    // how well memory and multiprocessors overlap
-constexpr double kRepack = 3.94e6;  // bytes, read and written
-constexpr double kRepackFixed = 2.66;
+constexpr double kNarrowBlock = 1.35;       // loads in 64-byte lines
+constexpr double kLinesA = 1.93;            // loads of pieces of 128 bytes that straddle lines,
+constexpr double kLinesB = 1.64;            // and of B, whose pieces lie side by side
+constexpr double kIdleL2 = 0.88;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kUneven = 0.49;     // how much of a half-empty last wave's bandwidth is lost
+constexpr double kPulling = 0.933;   // part of the multiprocessors that saturates memory
+constexpr double kContention = 7.5;  // how well multiplying and loading overlap, and
+constexpr double kOverlap = 2.2;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 3.79e6;   // bytes, read and written
+constexpr double kRepackFixed = 2.46;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -69,6 +75,16 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
   return several && x.ld % 8 != 0 ? double(rows) * double(cols) : 0;
 }
 
+// How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
+// copied first do not.
+double straddling(const Matrix& x, double factor) { return x.ld % 64 != 0 && x.ld % 8 == 0 ? factor : 1; }
+
+double unaligned_epilogue(const TileConfig& t, bool swap) {
+  if (swap) return kUnalignedSwapped;
+  const int columns = t.strip_columns();
+  return columns == 64 ? kUnaligned64 : columns == 32 ? kUnaligned32 : kUnaligned16;
+}
+
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster_m * c.cluster_n;
   const double clusters = std::max(1, sms / cluster);
@@ -85,18 +101,21 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
       s.y_blocks ? double(ceil_div(t.tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : t.tile_n;
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const double mma = area * kTileK / ((ping_pong ? kPingPongMma : kMma) * fed(t));
-  const double load = (double(t.tile_m) / c.cluster_n + y_lines / c.cluster_m) * kTileK * 2 * sms / kL2 *
-                      (kIdleL2 + (1 - kIdleL2) * running / clusters);
+  const double a = straddling(p.a, kLinesA), b = straddling(p.b, kLinesB);
+  const double lines =
+      double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
+  const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
+  const double step = std::pow(std::pow(mma, kContention) + std::pow(load, kContention), 1 / kContention);
   const double meeting = cluster == 1 ? 0 : c.cluster_n > 1 ? kPairColsStep : kPairStep;
-  const double main_loop =
-      steps * (std::max({mma, load, kStep}) + meeting) + kFirst * std::min(1.0, steps / 4);
+  const double main_loop = steps * (std::max(step, kStep) + meeting) + kFirst * std::min(1.0, steps / 4);
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
   double epilogue = kTile * results / 32768 * result_bytes / 2 + kTileFixed;
   if (c.split_k == 1) {
     if (c.swap) epilogue *= kSwapped;
-    if (p.n % 8 != 0) epilogue *= c.swap ? kUnalignedSwapped : kUnaligned;
+    epilogue *=
+        p.n % 8 != 0 ? unaligned_epilogue(t, c.swap) : 1 + kNarrowStrip * (64.0 / t.strip_columns() - 1);
     if (p.has_c || p.has_bias || p.activation != Activation::kNone) epilogue *= kFinished;
   }
   double busy = main_loop + waves * epilogue;

@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include <array>
 #include <string>
 
 #include "tensor_map.h"
@@ -23,15 +24,7 @@ Encode encoder() {
   return function;
 }
 
-}  // namespace
-
-Status load_tensor_map_encoder() {
-  if (encoder()) return {};
-  return {"kernel 'sm90': the CUDA driver has no cuTensorMapEncodeTiled"};
-}
-
-Status encode_tensor_map(const TensorMapRequest& r, CUtensorMap* map) {
-  if (Status status = load_tensor_map_encoder(); !status.ok()) return status;
+Status encode(const TensorMapRequest& r, CUtensorMap* map) {
   cuuint64_t extent[4], stride[3];
   cuuint32_t box[4], step[4];
   for (int i = 0; i < r.rank; ++i) {
@@ -52,6 +45,36 @@ Status encode_tensor_map(const TensorMapRequest& r, CUtensorMap* map) {
   if (result == CUDA_SUCCESS) return {};
   return {"kernel 'sm90': cuTensorMapEncodeTiled failed with error " +
           std::to_string(static_cast<int>(result))};
+}
+
+}  // namespace
+
+Status load_tensor_map_encoder() {
+  if (encoder()) return {};
+  return {"kernel 'sm90': the CUDA driver has no cuTensorMapEncodeTiled"};
+}
+
+Status encode_tensor_map(const TensorMapRequest& r, CUtensorMap* map) {
+  if (Status status = load_tensor_map_encoder(); !status.ok()) return status;
+  struct Entry {
+    TensorMapRequest request{};
+    CUtensorMap map{};
+  };
+  static thread_local std::array<Entry, 512> recent;
+  uint64_t hash = reinterpret_cast<uintptr_t>(r.base);
+  for (int i = 0; i < 4; ++i) {
+    for (const int64_t x : {r.extent[i], r.stride[i], int64_t{r.box[i]}}) {
+      hash = (hash ^ static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15u;
+    }
+  }
+  Entry& entry = recent[hash >> 55];
+  if (entry.request != r) {
+    CUtensorMap fresh;
+    if (Status status = encode(r, &fresh); !status.ok()) return status;
+    entry = {r, fresh};
+  }
+  *map = entry.map;
+  return {};
 }
 
 }  // namespace jaxgemm::cuda::sm90

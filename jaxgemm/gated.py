@@ -1,7 +1,7 @@
 """``gated_gemm``: the pair of products of a gated layer, ``activation(x w_gate) * (x w_up)``.
 
-On Hopper it is one launch, which writes the result and nothing else. Everywhere else, and for derivatives, it is
-composed of two ordinary products, so that whatever can be done with those can be done with it.
+It is composed of two ordinary products, so that whatever can be done with those can be done with it. A kernel whose row
+says ``gated`` computes it in one launch instead, except for derivatives; no row does yet.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def gated_gemm(
     out_dtype: DTypeLike | None = None,
     kernel: str = "auto",
 ) -> jax.Array:
-    """``activation(x @ w_gate) * (x @ w_up)``, in one launch where a kernel of ours has it.
+    """``activation(x @ w_gate) * (x @ w_up)``, in one launch where a kernel has that form.
 
     Args:
         x: shape (..., k).

@@ -6,9 +6,9 @@
 // group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
 // results, written and read, and of a second kernel; operands with unaligned rows are copied first.
 //
-// The constants were fitted to 4,000 timings of 63 products on an H200, row-major operands, by the time that
-// the model's choice loses against the best configuration timed: 4 % on average. They absorb what the model
-// leaves out, so they are not the machine's rates.
+// The constants were fitted to timings of products on an H200, row-major operands, by the time that the
+// model's choice loses against the best configuration timed. They absorb what the model leaves out, so they
+// are not the machine's rates.
 #include <algorithm>
 #include <cmath>
 

@@ -96,10 +96,11 @@ ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::Remaini
   if (rets.size() != 1 && rets.size() != 2) {
     return invalid(join("expected 1 or 2 results (d, workspace), got ", rets.size()));
   }
-  std::vector<const char*> names = {"a", "b"};
-  if (gated) names.push_back("b_up");
-  if (has_c) names.push_back("c");
-  if (attrs.has_bias) names.push_back("bias");
+  const char* names[5] = {"a", "b"};
+  size_t named = 2;
+  if (gated) names[named++] = "b_up";
+  if (has_c) names[named++] = "c";
+  if (attrs.has_bias) names[named++] = "bias";
   std::vector<ffi::AnyBuffer> operand;
   DType types[5] = {};
   for (size_t i = 0; i < arity; ++i) {

@@ -55,7 +55,7 @@ def gated_gemm(
     out_dtype: DTypeLike | None = None,
     kernel: str = "auto",
 ) -> jax.Array:
-    """``activation(x @ w_gate) * (x @ w_up)``, in one launch where a kernel of ours has it.
+    """``activation(x @ w_gate) * (x @ w_up)``, in one launch where a kernel has that form.
 
     Args:
         x: shape (..., k).

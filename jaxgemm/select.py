@@ -306,8 +306,9 @@ _PITCH = 16
 _XLA_UNALIGNED = (65e6, 2.2e6, 4.0)
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is.
 _SHORT = (16, 128)
-#: Microseconds below which ours are faster: for 16-bit types, where XLA's default choice ends in a second kernel; for
-#: fp32, where its blocks leave multiprocessors idle.
+#: Microseconds below which ours are mostly faster: for 16-bit types, where XLA's default choice often ends in a second
+#: kernel (1000^3 and 1024^3, near the bound, are slower with ours); for fp32, where its blocks leave multiprocessors
+#: idle.
 _SMALL = {2: 8.0, 4: 300.0}
 
 

@@ -7,9 +7,9 @@
 // results, written and read, and of a second kernel; operands with unaligned rows are copied first. A gated
 // product loads and multiplies whole tiles, and writes half of each.
 //
-// The constants were fitted to 8,400 timings of 86 products on an H200, row-major operands, by the time that
-// the model's choice loses against the best configuration timed: 3 % on average. They absorb what the model
-// leaves out, so they are not the machine's rates.
+// The constants were fitted to timings of products on an H200, row-major operands, by the time that the
+// model's choice loses against the best configuration timed. They absorb what the model leaves out, so they
+// are not the machine's rates.
 #include <algorithm>
 #include <cmath>
 

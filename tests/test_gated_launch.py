@@ -23,9 +23,15 @@ from jaxgemm.select import Choice, candidates, check, select_gated
 
 ROW = find_kernel("sm90")
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
-#: Error of a result, relative to itself (it is rounded once), and to the largest.
+#: Error of a result, relative to itself (it is rounded once), and to the largest: every step of the instruction's 16
+#: along k may cut off half of a running sum's last bit, in fp32.
 ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-SUMS = 2e-5
+
+
+def sums(k):
+    return max(2e-5, k / 16 * 2.0**-24)
+
+
 TYPES = [types[0::2] for types in ROW.types]
 
 
@@ -70,7 +76,7 @@ def run(choice, args, activation="silu", out=None):
 def check_result(got, args, activation="silu"):
     want = exact(args, activation)
     assert got.shape == want.shape
-    allowed = ROUNDING[got.dtype.name] * np.abs(want) + SUMS * np.abs(want).max(initial=0)
+    allowed = ROUNDING[got.dtype.name] * np.abs(want) + sums(args[0].shape[1]) * np.abs(want).max(initial=0)
     wrong = ~(np.abs(np.asarray(got, np.float64) - want) <= allowed)
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} wrong, the first at {np.argwhere(wrong)[0]}"
 

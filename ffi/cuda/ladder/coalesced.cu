@@ -4,7 +4,8 @@
 // one 128-byte line; it writes D in whole lines too. The reads are as many as in `naive`, in fewer pieces.
 //
 // Neighbouring blocks lie below one another: all that run at a time then read the same few columns of B, so
-// that each new line, one for every k, comes from the L2 cache, while a line of A lasts for 32 steps.
+// that each new line, one for every k, comes from the L2 cache, while a line of A lasts for 32 steps. Reads
+// of 16 steps of k are in flight together.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -14,7 +15,7 @@ namespace {
 constexpr int kBlock = 32;
 
 template <typename T>
-__global__ void __launch_bounds__(kBlock* kBlock) coalesced(const __grid_constant__ TiledProduct<T> p) {
+__global__ void __launch_bounds__(kBlock* kBlock, 2) coalesced(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
   const uint32_t tiles_m = static_cast<uint32_t>(p.grid.tiles_m);
   const int64_t row = int64_t{blockIdx.x % tiles_m} * kBlock + threadIdx.x / kBlock;
@@ -23,8 +24,14 @@ __global__ void __launch_bounds__(kBlock* kBlock) coalesced(const __grid_constan
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
     const auto a = p.a.view(batch);
     const auto b = p.b.view(batch);
+    const auto* a_element = a.data + row * a.row_stride;
+    const auto* b_element = b.data + col * b.col_stride;
+    const int64_t a_step = a.col_stride, b_step = b.row_stride;
     Acc sum = 0;
-    for (int64_t i = 0; i < p.k; ++i) sum += convert<Acc>(a(row, i)) * convert<Acc>(b(i, col));
+#pragma unroll 16
+    for (int64_t k_left = p.k; k_left > 0; --k_left, a_element += a_step, b_element += b_step) {
+      sum += convert<Acc>(*a_element) * convert<Acc>(*b_element);
+    }
     p.epilogue.store(batch * p.m * p.n, row, col, sum);
   }
 }

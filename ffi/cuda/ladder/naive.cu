@@ -1,7 +1,8 @@
 // naive: one thread computes one element of D, straight from global memory. Block 16 x 16.
 //
 // Every element of A is read n times and every element of B m times; only the caches stand in between. A warp
-// covers two rows of 16 columns, so each of its loads of B fetches half of a 128-byte line.
+// covers two rows of 16 columns, so each of its loads of B fetches half of a 128-byte line. Neighbouring
+// blocks lie below one another, so that those that run at a time share the lines of B.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -15,8 +16,9 @@ constexpr int kBlock = 16;
 template <typename T>
 __global__ void __launch_bounds__(kBlock* kBlock, 5) naive(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
-  const int64_t row = int64_t{p.tile_row()} * kBlock + threadIdx.y;
-  const int64_t col = int64_t{p.tile_col()} * kBlock + threadIdx.x;
+  const uint32_t tiles_m = static_cast<uint32_t>(p.grid.tiles_m);
+  const int64_t row = int64_t{blockIdx.x % tiles_m} * kBlock + threadIdx.y;
+  const int64_t col = int64_t{blockIdx.x / tiles_m} * kBlock + threadIdx.x;
   if (row >= p.m || col >= p.n) return;
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
     const auto a = p.a.view(batch);

@@ -62,9 +62,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Fraction of the tensor cores' rate that shared memory can feed: narrow tiles read the same rows for fewer
 // columns.
-double fed(const TileConfig& t) {
+double fed(const TileConfig& t, int tile_n) {
   const double blocks = t.group_rows() / 64;
-  const double cycles = blocks * t.tile_n / 2, reads = blocks * (64 + t.tile_n) * 32 / 128;
+  const double cycles = blocks * tile_n / 2, reads = blocks * (64 + tile_n) * 32 / 128;
   return std::min(1.0, cycles / reads);
 }
 
@@ -88,26 +88,37 @@ double unaligned_epilogue(const TileConfig& t, bool swap) {
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster_m * c.cluster_n;
   const double clusters = std::max(1, sms / cluster);
-  const double tiles = double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) *
-                       double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n)) * double(s.batch);
-  const double units = tiles * c.split_k, running = std::min(units, clusters);
-  const double waves = std::ceil(units / clusters);
-  const double k_blocks = double(std::max<int64_t>(1, ceil_div(s.k, kTileK)));
-  const double steps = waves * std::ceil(k_blocks / c.split_k);
+  const int64_t columns = ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n);
+  const double column_units =
+      double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) * double(s.batch) * c.split_k;
+  const double units = column_units * double(columns), running = std::min(units, clusters);
+  const double split_steps = std::ceil(double(std::max<int64_t>(1, ceil_div(s.k, kTileK))) / c.split_k);
 
-  const double area = double(t.tile_m) * t.tile_n;
   const int block = rows_block(t.result_n());
-  const double y_lines =
-      s.y_blocks ? double(ceil_div(t.tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : t.tile_n;
   const bool ping_pong = t.schedule == Schedule::kPingPong;
-  const double mma = area * kTileK / ((ping_pong ? kPingPongMma : kMma) * fed(t));
   const double a = straddling(p.a, kLinesA), b = straddling(p.b, kLinesB);
-  const double lines =
-      double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
-  const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
-  const double step = std::pow(std::pow(mma, kContention) + std::pow(load, kContention), 1 / kContention);
   const double meeting = cluster == 1 ? 0 : c.cluster_n > 1 ? kPairColsStep : kPairStep;
-  const double main_loop = steps * (std::max(step, kStep) + meeting) + kFirst * std::min(1.0, steps / 4);
+  // Of a tile of which so many columns are multiplied.
+  const auto step_of = [&](int tile_n) {
+    const double mma =
+        double(t.tile_m) * tile_n * kTileK / ((ping_pong ? kPingPongMma : kMma) * fed(t, tile_n));
+    const double y_lines =
+        s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
+    const double lines =
+        double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
+    const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
+    const double step = std::pow(std::pow(mma, kContention) + std::pow(load, kContention), 1 / kContention);
+    return std::max(step, kStep) + meeting;
+  };
+  const double step = step_of(t.tile_n);
+  // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.
+  double waves = std::ceil(units / clusters);
+  if (narrow_edge(t, s.n) && c.cluster_n == 1) {
+    const double whole = std::ceil((units - column_units) / clusters), narrow = step_of(kNarrow) / step;
+    waves = whole + narrow * (waves - whole);
+  }
+  const double steps = waves * split_steps;
+  const double main_loop = steps * step + kFirst * std::min(1.0, steps / 4);
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
@@ -125,7 +136,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.split_k;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
-  const double even = units / (waves * running);
+  const double even = units / (std::ceil(waves) * running);
   const double dram = (operands + result * (c.split_k > 1 ? 0.3 : 1.0)) /
                       (kDram * pulling * (1 - kUneven + kUneven * std::min(even, 1.0)));
 

@@ -18,6 +18,10 @@ enum class Schedule : uint8_t { kCooperative = 1, kPingPong = 2 };
 // hold both values of a result, and the epilogue multiplies them where they are.
 enum class Gated : uint8_t { kNo, kColumns, kRows };
 
+// Where an edge leaves a tile no more columns than this, it multiplies only these: a product a little wider
+// than its tiles then pays for what it has. Strips of results divide it.
+constexpr int kNarrow = 64;
+
 struct TileConfig {
   int tile_m, tile_n;  // of the engine's rows and columns; the problem's n and m when operands are swapped
   int consumers;       // warpgroups that multiply; one more loads
@@ -29,6 +33,7 @@ struct TileConfig {
   constexpr int result_n() const { return gated == Gated::kColumns ? tile_n / 2 : tile_n; }
   // Rows of one warpgroup's accumulators, a multiple of the instruction's 64.
   constexpr int group_rows() const { return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers; }
+  constexpr bool narrows() const { return gated == Gated::kNo && tile_n > kNarrow; }
   // Columns that a warp finishes at a time: the widest of 64, 32, 16 that divides the results, so that no
   // copy reaches beyond them. With three consumers there are registers for 32 only.
   constexpr int strip_columns() const {
@@ -65,6 +70,13 @@ constexpr TileConfig kTiles[] = {
     {128, 32, 2, Schedule::kPingPong, Gated::kRows},
     {128, 16, 2, Schedule::kPingPong, Gated::kRows},
 };
+// Whether the last of a product's columns leave a tile narrow, and whether that column of tiles is walked
+// after all others: where there are few waves, so that it does not cost much to load their rows once more.
+constexpr bool narrow_edge(const TileConfig& t, int64_t columns) {
+  return t.narrows() && columns % t.tile_n != 0 && columns % t.tile_n <= kNarrow;
+}
+constexpr int kNarrowLastWaves = 8;
+
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 constexpr int kGatedTileCount = 7;
 constexpr int kPlainTileCount = kTileCount - kGatedTileCount;

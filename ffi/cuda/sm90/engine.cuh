@@ -41,6 +41,7 @@ struct BatchMap {
 
 struct Params {
   CUtensorMap x, y, d;
+  CUtensorMap y_narrow;  // kNarrow rows of y where those are not whole blocks
   TileSchedule schedule;
   Output out;
   BatchMap batch;
@@ -61,6 +62,7 @@ struct Engine {
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
+  static constexpr bool kNarrows = kConfig.narrows();
   static constexpr int kConsumers = kConfig.consumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kGroupRows = kConfig.group_rows();

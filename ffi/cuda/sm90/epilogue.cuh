@@ -6,11 +6,10 @@
 // registers are moved to the loop's, since registers cannot be indexed.
 //
 // Aligned 16-bit results go through shared memory to the copy engine, which clips ragged edges. Unaligned
-// ones go through shared memory too, to be written along D's rows. fp32 goes straight to memory: 4 lanes fill
-// a sector.
+// ones go through shared memory too, and are written along D's rows. fp32 goes straight to memory: 4 lanes
+// fill a sector.
 #pragma once
 
-#include "../device/shift.cuh"
 #include "activation.cuh"
 #include "engine.cuh"
 
@@ -41,7 +40,7 @@ class EpilogueWarp {
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
   static constexpr int kBufferBytes = 2048;
   static constexpr int kBuffers = E::kStagingBytes / kBufferBytes;
-  static_assert(16 * kCols * 2 <= kBufferBytes);
+  static_assert(16 * kCols * 2 <= kBufferBytes && 16 * (kCols + 8) * 2 <= E::kStagingBytes);
 
  public:
   __device__ EpilogueWarp(const Params& params, uint32_t staging)
@@ -54,7 +53,9 @@ class EpilogueWarp {
     if constexpr (E::kGated != Gated::kNo)
       store_gated(acc, first);
     else if (out_.plain && out_.copy)
-      store_plain(acc, first);
+      store_plain<true>(acc, first);
+    else if (out_.plain && !out_.f32 && !out_.swap)
+      store_plain<false>(acc, first);
     else
       store_general(acc, first);
   }
@@ -73,6 +74,7 @@ class EpilogueWarp {
   }
 
   // The usual case is little code: a copy for every strip spares it the moves.
+  template <bool kCopy>
   __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
@@ -81,7 +83,10 @@ class EpilogueWarp {
       float x[kValues];
 #pragma unroll
       for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[i / kStrips][i % kStrips * kValues + e];
-      store_copy(x, strip);
+      if constexpr (kCopy)
+        store_copy(x, strip);
+      else
+        store_rows(x, strip, i % kStrips);
     }
   }
 
@@ -98,7 +103,7 @@ class EpilogueWarp {
         if (i + 1 < E::kBlocksM * kStrips) load_bias(strip_at(first, i + 1));
         if (!outside(strip)) finish(x, bias, strip);
       }
-      if (!outside(strip)) put(x, strip);
+      if (!outside(strip)) put(x, strip, i % kStrips);
     }
   }
 
@@ -115,11 +120,11 @@ class EpilogueWarp {
       for_strip(acc, gate, [&](int e, float value) { x[e] = value; });
       activate_all(out_.activation, x);
       for_strip(acc, gate + kToUp, [&](int e, float value) { x[e] *= value; });
-      put(x, strip);
+      put(x, strip, i % kStrips);
     }
   }
 
-  __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip) {
+  __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip, int across) {
     if (out_.f32)
       store_direct<float>(x, strip);
     else if (out_.copy)
@@ -127,7 +132,7 @@ class EpilogueWarp {
     else if (out_.swap)
       store_direct<In>(x, strip);
     else
-      store_rows(x, strip);
+      store_rows(x, strip, across);
   }
 
   // Calls f with each accumulator of a strip, counted along the tile's whole width.
@@ -279,52 +284,77 @@ class EpilogueWarp {
     }
   }
 
-  // Rows of 16-bit elements that begin anywhere. Between its first and its last aligned 16 bytes a row is
-  // written in vectors, each shifted together from two of the buffer's; the 8 elements outside of them (or
-  // none) one by one.
-  __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s) const {
+  // Rows of 16-bit elements that begin anywhere. A strip is staged as far into aligned vectors as its rows
+  // are in D, so that whole vectors can be written. What is left of the last one joins the next strip's
+  // first, and only the ends of the tile's rows are written element by element. `across` counts strips along
+  // the rows.
+  __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) const {
     constexpr int kLanes = kCols / 8, kRows = 32 / kLanes;
-    __syncwarp();
-    fill(staging_, x, false);
-    __syncwarp();
-    const int first = lane_ / kLanes, unit = lane_ % kLanes;
     const int rows = rows_left(s), cols = cols_left(s);
-    const int64_t start = s.batch * out_.batch_stride + (s.row + first) * out_.pitch + s.col;
+    const bool ends = across == kStrips - 1 || s.col + kCols >= out_.cols;
     uint16_t* const d = static_cast<uint16_t*>(out_.d);
-    const int64_t phase = reinterpret_cast<uintptr_t>(d) / 2;
-#pragma unroll(kRows < 16 ? 2 : 1)
-    for (int i = 0; i < 16; i += kRows) {
-      const int r = first + i;
-      if (r >= rows) continue;
-      uint16_t* const to = d + start + i * out_.pitch;
-      const int head =
-          static_cast<int>(-(phase + start + i * out_.pitch) & 7);  // elements before the first vector
-      const int c = 8 * unit + head;
-      const uint4 lo = read_unit(r, unit), hi = read_unit(r, unit + 1 < kLanes ? unit + 1 : unit);
-      if (c + 8 <= cols) *reinterpret_cast<uint4*>(to + c) = shift_vector(lo, hi, 2 * head);
-      if (cols < kCols) {
-        // The product's edge: what is left of the vector that it cuts, and the head.
-        for (int e = c; e < cols && e < c + 8 && c + 8 > cols; ++e) to[e] = read_element(r, e);
-        for (int e = unit; e < head && e < cols; e += kLanes) to[e] = read_element(r, e);
-      } else if (head) {
+    const int64_t start = s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
+    const uint32_t phase = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(d) / 2 + start);
+    const uint32_t pitch = static_cast<uint32_t>(out_.pitch);
+    __syncwarp();
 #pragma unroll
-        for (int j = unit; j < 8; j += kLanes) {
-          const int e = j < head ? j : kCols - 8 + j;
-          to[e] = read_element(r, e);
-        }
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_ / 4 + 8 * half;
+      const uint32_t to = staged(row, ((phase + row * pitch) & 7) + lane_ % 4 * 2);
+#pragma unroll
+      for (int j = 0; j < kCols; j += 8) {
+        const uint32_t pair = pack<In>(x[j / 2 + 2 * half], x[j / 2 + 2 * half + 1]);
+        if (out_.pairs)
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 2 * j), "r"(pair));
+        else
+          asm volatile(
+              "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\n"
+              "st.shared.b16 [%0], lo;\nst.shared.b16 [%0 + 2], hi;\n}" ::"r"(to + 2 * j),
+              "r"(pair));
       }
     }
+    __syncwarp();
+    const int unit = lane_ % kLanes;
+#pragma unroll
+    for (int i = 0; i < 16; i += kRows) {
+      const int row = lane_ / kLanes + i;
+      if (row >= rows) continue;
+      // In elements from the first vector on, which is not the tile's alone where a row begins within it.
+      const int shift = static_cast<int>((phase + row * pitch) & 7), end = shift + cols;
+      const bool cut = across == 0 && shift > 0;
+      uint16_t* const to = d + (start + row * out_.pitch - shift);
+      if (8 * unit + 8 <= end && !(cut && unit == 0)) {
+        *reinterpret_cast<uint4*>(to + 8 * unit) = staged_vector(row, 8 * unit);
+      }
+#pragma unroll
+      for (int j = unit; j < 8; j += kLanes) {
+        if (cut && j >= shift && j < end) to[j] = staged_element(row, j);
+        const int last = end / 8 * 8 + j;
+        if (ends && last < end && !(cut && last < 8)) to[last] = staged_element(row, last);
+      }
+    }
+    if (!ends) {
+      __syncwarp();
+      const int row = lane_ % 16;
+      const uint4 rest = staged_vector(row, kCols);
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(staged(row, 0)), "r"(rest.x), "r"(rest.y),
+                   "r"(rest.z), "r"(rest.w));
+    }
   }
-  __device__ __forceinline__ uint4 read_unit(int row, int unit) const {
+  // Where an element of a row is staged; eight rows are in different banks.
+  __device__ __forceinline__ uint32_t staged(int row, uint32_t element) const {
+    return staging_ + 2 * (row * (kCols + 8) + element);
+  }
+  __device__ __forceinline__ uint4 staged_vector(int row, int element) const {
     uint4 v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(staging_ + swizzled(row, 16 * unit)));
+                 : "r"(staged(row, element)));
     return v;
   }
-  __device__ __forceinline__ uint16_t read_element(int row, int col) const {
+  __device__ __forceinline__ uint16_t staged_element(int row, int element) const {
     uint16_t v;
-    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(staging_ + swizzled(row, 2 * col)));
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(staged(row, element)));
     return v;
   }
 

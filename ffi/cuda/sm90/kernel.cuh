@@ -29,11 +29,17 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     const Strip strip{int64_t(unit.row) * E::kResultM + row + warp % 4 * 16, int64_t(unit.col) * E::kResultN,
                       unit.split, unit.batch};
     epilogue.prefetch(strip);
-    multiply<E>(acc, shared, place, ring, row, unit.k_blocks, [&] {
+    const auto issued = [&] {
       if constexpr (E::kPingPong) {
         if (index + place.unit_stride < p.schedule.units) named_barrier_arrive(2 - group, 256);
       }
-    });
+    };
+    bool narrow = false;
+    if constexpr (E::kNarrows) {
+      narrow = unit.col == p.schedule.narrow_col;
+      if (narrow) multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, issued);
+    }
+    if (!narrow) multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, issued);
     epilogue.store(acc, strip);
   }
   epilogue.drain();

@@ -78,6 +78,9 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   const uint32_t y_mask = (m == 2 ? 3 : 1) << place.col * m;
   X x(p.x, p.x_policy, shared.x, n, place.col, x_mask);
   Y y(p.y, p.y_policy, shared.y, m, place.row, y_mask);
+  // Rows that do not exist take as long to copy as others.
+  TmaOperand<E::kY, kNarrow, E::kBlockY, kMulticast, E::kBytesY> y_narrow(
+      E::kY == Major::kK ? p.y_narrow : p.y, p.y_policy, shared.y, m, place.row, y_mask);
   auto up = [&] {
     if constexpr (E::kGated == Gated::kRows)
       return X(p.up, p.x_policy, shared.x + E::kBytesX / 2, n, place.col, x_mask);
@@ -95,17 +98,26 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
     const int k = unit.k_begin * kTileK;
     const int row = unit.row * E::kResultM, col = unit.col * E::kResultN;
     x.start(row, k, batch0 * p.batch.x_outer, batch1 * p.batch.x_inner);
-    y.start(col, k, batch0 * p.batch.y_outer, batch1 * p.batch.y_inner);
     up.start(E::kGated == Gated::kRows ? row : col, k, 0, 0);
-    for (int block = 0; block < unit.k_blocks; ++block) {
-      const uint32_t full = shared.full + 8 * ring.stage;
-      mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
-      mbarrier_arrive_expect(full, E::kStageBytes);
-      x.load(ring.stage, full);
-      y.load(ring.stage, full);
-      up.load(ring.stage, full);
-      ring.next();
+    const auto load = [&](auto& y, uint32_t bytes) {
+      y.start(col, k, batch0 * p.batch.y_outer, batch1 * p.batch.y_inner);
+      for (int block = 0; block < unit.k_blocks; ++block) {
+        const uint32_t full = shared.full + 8 * ring.stage;
+        mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
+        mbarrier_arrive_expect(full, bytes);
+        x.load(ring.stage, full);
+        y.load(ring.stage, full);
+        up.load(ring.stage, full);
+        ring.next();
+      }
+    };
+    if constexpr (E::kNarrows) {
+      if (unit.col == p.schedule.narrow_col) {
+        load(y_narrow, E::kBytesX + kNarrow * 128);
+        continue;
+      }
     }
+    load(y, E::kStageBytes);
   }
 }
 
@@ -122,16 +134,16 @@ __device__ __forceinline__ void release_stage(const SharedLayout<E>& shared, con
   }
 }
 
-// acc = x rows [row, row + kGroupRows) times y over k_blocks stages from the ring. One stage's products stay
-// in flight while the next are issued; a stage goes back once the products that follow it have been issued.
-// `issued` is called when the last product has been issued but not yet waited for.
-template <typename E, typename F>
+// acc = x rows [row, row + kGroupRows) times the first kColumns of y over k_blocks stages from the ring. One
+// stage's products stay in flight while the next are issued; a stage goes back once the products that follow
+// it have been issued. `issued` is called when the last product has been issued but not yet waited for.
+template <typename E, int kColumns, typename F>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
                                          int k_blocks, F&& issued) {
   using X = OperandTile<E::kX>;
   using Y = OperandTile<E::kY, E::kY == Major::kMN ? E::kBlockY : 64>;
-  using Mma = Wgmma<typename E::In, E::kTileN, E::kX, E::kY>;
+  using Mma = Wgmma<typename E::In, kColumns, E::kX, E::kY>;
   const uint64_t x_base = X::descriptor(shared.x) + row / 64 * X::kRows64;
   const uint64_t y_base = Y::descriptor(shared.y);
   if (k_blocks == 0) acc.zero();
@@ -147,7 +159,8 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
     for (int step = 0; step < kTileK / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < E::kBlocksM; ++i) {
-        Mma::mma(acc.value[i], x + i * X::kRows64 + step * X::kStepK16, y + step * Y::kStepK16, accumulate);
+        Mma::mma(reinterpret_cast<float (&)[kColumns / 2]>(acc.value[i]),
+                 x + i * X::kRows64 + step * X::kStepK16, y + step * Y::kStepK16, accumulate);
       }
       accumulate = 1;
     }

@@ -1,29 +1,30 @@
-// A warp moves one stretch of a row. Destinations are 16-byte vectors; a source row may start at any element,
-// so a lane reads the aligned vector that its own begins in and gets the next one from its neighbour: every
-// aligned vector is loaded once, at full width, and shifted in registers.
+// A thread writes a few 16-byte vectors. A source row may start at any element, so a vector comes out of two
+// aligned ones of the source, which are loaded at full width and shifted in registers; the second is the
+// first one of the next lane, and comes from the L1 cache. Vectors are counted through all rows, so that
+// short rows leave no thread without work.
 #include <algorithm>
 
 #include "../device/ptx.cuh"
 #include "../device/shift.cuh"
 #include "repack.cuh"
+#include "schedule.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kVectors = 4;              // of a lane, in flight together
-constexpr int kStretch = 31 * kVectors;  // vectors a warp writes: the last lane only feeds its neighbour
+constexpr int kThreads = 256;
+constexpr int kVectors = 4;  // of a thread, in flight together
+constexpr int kBlockVectors = kThreads * kVectors;
 
 struct RepackWork {
   RepackOperand x;
-  uint32_t stretches = 0;  // of a line
-  uint32_t tasks = 0;      // of a product; 64-bit divisions would take longer than the copy
+  Divisor line_vectors;
+  uint32_t vectors = 0, blocks = 0;  // of a product
 };
 
-// The aligned vector at `address`, element by element where it reaches out of the operand.
-__device__ __forceinline__ uint4 load_vector(const uint8_t* address, const uint8_t* begin,
-                                             const uint8_t* end) {
-  if (address >= begin && address + 16 <= end) return __ldg(reinterpret_cast<const uint4*>(address));
+// The elements of an aligned vector that lie in the operand.
+__device__ __forceinline__ uint4 load_elements(const uint8_t* address, const uint8_t* begin,
+                                               const uint8_t* end) {
   uint4 v = make_uint4(0, 0, 0, 0);
   uint32_t* words = reinterpret_cast<uint32_t*>(&v);
 #pragma unroll
@@ -36,70 +37,88 @@ __device__ __forceinline__ uint4 load_vector(const uint8_t* address, const uint8
   return v;
 }
 
-__device__ void repack_task(const RepackWork& work, uint32_t batch, uint32_t task, int lane) {
+__device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t block) {
   const RepackOperand& x = work.x;
-  const uint32_t line = task / work.stretches, stretch = task % work.stretches;
   const uint32_t inner_count = static_cast<uint32_t>(x.batch_inner);
   const uint32_t outer = batch / inner_count, inner = batch % inner_count;
-  const uint8_t* row = static_cast<const uint8_t*>(x.from) +
-                       2 * (outer * x.from_outer + inner * x.from_inner + line * x.from_pitch);
-  const int64_t line_index = batch * x.lines + line;
-  const uint8_t* end = row + 2 * x.length;
-  const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16);
-  const int64_t vectors = (x.length + 7) / 8;
-  uint4* to = reinterpret_cast<uint4*>(static_cast<uint8_t*>(x.to) + 2 * line_index * x.to_pitch);
+  const uint8_t* const begin =
+      static_cast<const uint8_t*>(x.from) + 2 * (outer * x.from_outer + inner * x.from_inner);
+  const uint8_t* const end = begin + 2 * ((x.lines - 1) * x.from_pitch + x.length);
+  uint4* const to = static_cast<uint4*>(x.to) + batch * x.lines * (x.to_pitch / 8);
 
-  uint4 v[kVectors];
+  const uint8_t* from[kVectors];
+  uint32_t shift[kVectors];
+  int64_t at[kVectors];
+  bool inside = true;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int64_t index = int64_t(stretch) * kStretch + i * 31 + lane;
-    v[i] = load_vector(row - shift + 16 * index, row, end);
+    const uint32_t index = block * kBlockVectors + i * kThreads + threadIdx.x;
+    const uint32_t line = work.line_vectors(min(index, work.vectors - 1));
+    const uint32_t vector = min(index, work.vectors - 1) - line * work.line_vectors.divisor;
+    const uint8_t* address = begin + 2 * (line * x.from_pitch + 8 * int64_t(vector));
+    shift[i] = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) % 16);
+    from[i] = address - shift[i];
+    at[i] = index < work.vectors ? line * (x.to_pitch / 8) + vector : -1;
+    inside = inside && from[i] >= begin && from[i] + 32 <= end;
+  }
+
+  uint4 lo[kVectors], hi[kVectors];
+  if (inside) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      lo[i] = __ldg(reinterpret_cast<const uint4*>(from[i]));
+      hi[i] = __ldg(reinterpret_cast<const uint4*>(from[i]) + 1);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      lo[i] = load_elements(from[i], begin, end);
+      hi[i] = load_elements(from[i] + 16, begin, end);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int64_t index = int64_t(stretch) * kStretch + i * 31 + lane;
-    uint4 next;
-    next.x = __shfl_down_sync(0xffffffffu, v[i].x, 1);
-    next.y = __shfl_down_sync(0xffffffffu, v[i].y, 1);
-    next.z = __shfl_down_sync(0xffffffffu, v[i].z, 1);
-    next.w = __shfl_down_sync(0xffffffffu, v[i].w, 1);
-    if (lane < 31 && index < vectors) to[index] = shift_vector(v[i], next, shift);
+    if (at[i] >= 0) to[at[i]] = shift_vector(lo[i], hi[i], shift[i]);
   }
 }
 
-__global__ void __launch_bounds__(32 * kWarps) repack(RepackWork first, RepackWork second) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t task = blockIdx.x * kWarps + uniform_warp();
-  for (int64_t batch = blockIdx.y; batch < first.x.batch_outer * first.x.batch_inner; batch += gridDim.y) {
-    if (task < first.tasks) repack_task(first, static_cast<uint32_t>(batch), task, lane);
-  }
-  for (int64_t batch = blockIdx.y; batch < second.x.batch_outer * second.x.batch_inner; batch += gridDim.y) {
-    if (task >= first.tasks && task - first.tasks < second.tasks)
-      repack_task(second, static_cast<uint32_t>(batch), task - first.tasks, lane);
+__global__ void __launch_bounds__(kThreads)
+    repack(const __grid_constant__ RepackWork first, const __grid_constant__ RepackWork second) {
+  const bool is_first = blockIdx.x < first.blocks;
+  const RepackWork& work = is_first ? first : second;
+  const uint32_t block = is_first ? blockIdx.x : blockIdx.x - first.blocks;
+  const int64_t products = work.x.batch_outer * work.x.batch_inner;
+  for (int64_t batch = blockIdx.y; batch < products; batch += gridDim.y) {
+    repack_block(work, static_cast<uint32_t>(batch), block);
   }
   // The product's blocks may come, and wait for the copies themselves.
   release_next_kernel();
 }
 
-RepackWork work_of(const RepackOperand& x) {
-  RepackWork work{x};
-  if (x.lines == 0) return work;
-  work.stretches = static_cast<uint32_t>(((x.length + 7) / 8 + kStretch - 1) / kStretch);
-  work.tasks = work.stretches * static_cast<uint32_t>(x.lines);
-  return work;
+Status prepare_work(const RepackOperand& x, RepackWork* work) {
+  work->x = x;
+  if (x.lines == 0 || x.length == 0) return {};
+  const int64_t line_vectors = (x.length + 7) / 8;
+  if (x.lines > (INT32_MAX - kBlockVectors) / line_vectors) {
+    return {"an unaligned operand has more than 2^34 elements"};
+  }
+  work->line_vectors = Divisor(static_cast<uint32_t>(line_vectors));
+  work->vectors = static_cast<uint32_t>(x.lines * line_vectors);
+  work->blocks = (work->vectors + kBlockVectors - 1) / kBlockVectors;
+  return {};
 }
 
 }  // namespace
 
 Status launch_repack(const RepackOperand& first, const RepackOperand& second, CUstream_st* stream) {
-  const RepackWork a = work_of(first), b = work_of(second);
-  if (a.x.lines > INT32_MAX / 2 / (a.stretches + 1) || b.x.lines > INT32_MAX / 2 / (b.stretches + 1)) {
-    return {"kernel 'sm90': an unaligned operand has too many rows"};
+  RepackWork a, b;
+  for (auto [operand, work] : {std::pair(&first, &a), std::pair(&second, &b)}) {
+    const Status status = prepare_work(*operand, work);
+    if (!status.ok()) return status;
   }
   const int64_t batch = std::max(a.x.batch_outer * a.x.batch_inner, b.x.batch_outer * b.x.batch_inner);
-  const dim3 grid((a.tasks + b.tasks + kWarps - 1) / kWarps,
-                  static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
-  repack<<<grid, 32 * kWarps, 0, stream>>>(a, b);
+  const dim3 grid(a.blocks + b.blocks, static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
+  repack<<<grid, kThreads, 0, stream>>>(a, b);
   return launch_status("sm90 (repack)");
 }
 

@@ -3,7 +3,9 @@
 // The grid is persistent: cluster i takes units i, i + clusters, ... A unit is one cluster's worth of tiles
 // of one split of one product. Tiles of a product come first, so that blocks running together read the same
 // stretch of K; they are walked in groups of `group` tile rows, down the rows first, so that the tiles in
-// flight form a compact patch and share their operands in L2.
+// flight form a compact patch and share their operands in L2. A last column of tiles that is cheap to
+// multiply may come after all others, where it fills the last wave's gaps instead of making a wave of its
+// own.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +42,8 @@ struct TileSchedule {
   uint32_t k_each, k_extra;       // blocks of K of every split; so many of the first have one more
   uint32_t cluster_m, cluster_n;  // 1 or 2
   uint32_t cluster_shift;         // log2 of the cluster's blocks
+  int narrow_col;                 // the column of tiles with kNarrow columns or less, or -1
+  bool narrow_last;               // it is not among `tiles`, and follows them; one split of one product
 };
 
 struct Unit {
@@ -66,6 +70,10 @@ struct ClusterPlace {
 __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {
   const uint32_t product = s.tiles(index);
   const uint32_t tile = index - product * s.tiles.divisor;
+  if (s.narrow_last && product > 0) {
+    return {
+        static_cast<int>(tile * s.cluster_m + place.row), s.narrow_col, 0, 0, 0, static_cast<int>(s.k_each)};
+  }
   const uint32_t batch = s.splits(product);
   const uint32_t split = product - batch * s.splits.divisor;
   const uint32_t group = s.group_tiles(tile);

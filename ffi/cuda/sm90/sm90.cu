@@ -220,10 +220,13 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   params.batch = {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
                   y.batch_stride[0] != 0, y.batch_stride[1] != 0};
   params.x_policy = params.y_policy = kEvictNormal;
+  const bool narrow = narrow_edge(tile, y.rows);
   if (p.k > 0) {
     Status status = operand_map(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x);
     if (status.ok())
       status = operand_map(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y);
+    if (status.ok() && narrow && y.major == Major::kK)
+      status = operand_map(y, config.swap ? a : b, kNarrow, config.cluster_m, p, &params.y_narrow);
     if (status.ok() && p.gated) {
       const int rows = config.swap ? tile.result_m() : tile.result_n();
       const int share = config.swap ? config.cluster_n : config.cluster_m;
@@ -236,6 +239,12 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
     if (!status.ok()) return status;
   }
 
+  Launch launch;
+  launch.after_repack = repack;
+  launch.tile = config.tile;
+  launch.cluster = config.cluster_m * config.cluster_n;
+  launch.stream = executor.stream;
+
   TileSchedule& s = params.schedule;
   s.cluster_m = static_cast<uint32_t>(config.cluster_m);
   s.cluster_n = static_cast<uint32_t>(config.cluster_n);
@@ -243,12 +252,17 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.split_k;
   if (units > INT32_MAX / 2) return {"kernel 'sm90': the problem has more than 2^30 tiles"};
-  const uint32_t tiles = static_cast<uint32_t>(rows * cols);
+  launch.blocks =
+      std::min<int64_t>(units, multiprocessors(executor.device) / launch.cluster) * launch.cluster;
+  s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
+  s.narrow_last = narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
+                  units <= kNarrowLastWaves * launch.blocks / launch.cluster;
+  const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
   s.units = static_cast<uint32_t>(units);
   s.rows = static_cast<uint32_t>(rows);
   s.group = static_cast<uint32_t>(std::min<int64_t>(config.group, rows));
-  s.tiles = Divisor(tiles);
-  s.group_tiles = Divisor(s.group * static_cast<uint32_t>(cols));
+  s.tiles = Divisor(s.rows * walked);
+  s.group_tiles = Divisor(s.group * walked);
   s.in_group = Divisor(s.group);
   s.in_last = Divisor(s.rows % s.group ? s.rows % s.group : s.group);
   s.splits = Divisor(static_cast<uint32_t>(config.split_k));
@@ -257,13 +271,6 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
   s.cluster_shift = (s.cluster_m == 2) + (s.cluster_n == 2);
 
-  Launch launch;
-  launch.after_repack = repack;
-  launch.tile = config.tile;
-  launch.cluster = config.cluster_m * config.cluster_n;
-  launch.blocks =
-      std::min<int64_t>(units, multiprocessors(executor.device) / launch.cluster) * launch.cluster;
-  launch.stream = executor.stream;
   Status status = launch_in(p, plan, params, launch);
   if (!status.ok() || config.split_k == 1) return status;
   return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch,

@@ -19,39 +19,42 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 5.2e6;  // bytes
-constexpr double kL2 = 11.6e6;   // bytes, to all multiprocessors
-constexpr double kMma = 3.33e6;  // multiply-adds of a multiprocessor whose consumers cooperate
-constexpr double kPingPongMma = 3.39e6;
-constexpr double kStep = 0.054;      // shortest step
-constexpr double kLaunch = 0.40;     // launch, and the way of the first bytes
-constexpr double kFirst = 1.14;      // the first four steps, before the ring runs
-constexpr double kPair = 0.47;       // blocks in pairs: starting and waiting for each other;
-constexpr double kPairCols = 1.02;   // along the columns,
-constexpr double kPairWave = 0.195;  // at every unit
-constexpr double kPairStep = 0.046;  // and at every step
-constexpr double kPairColsStep = 0.043;
-constexpr double kSplit = 4.75;       // second kernel
-constexpr double kPartials = 2.04e6;  // bytes, written and read again
-constexpr double kTile = 2.24;        // epilogue of 128 x 256 results of 2 bytes
-constexpr double kTileFixed = 0.2;
-constexpr double kNarrowStrip = 0.088;  // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.265;      // epilogue of a transposed tile
-constexpr double kUnaligned64 = 4.15;   // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 5.58;   // of 32
-constexpr double kUnaligned16 = 7.81;   // and of 16
-constexpr double kUnalignedSwapped = 3.69;  // times kSwapped
-constexpr double kFinished = 2.0;           // with C, bias or activation
-constexpr double kNarrowBlock = 1.35;       // loads in 64-byte lines
-constexpr double kLinesA = 1.93;            // loads of pieces of 128 bytes that straddle lines,
-constexpr double kLinesB = 1.64;            // and of B, whose pieces lie side by side
-constexpr double kIdleL2 = 0.88;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kUneven = 0.49;     // how much of a half-empty last wave's bandwidth is lost
-constexpr double kPulling = 0.933;   // part of the multiprocessors that saturates memory
-constexpr double kContention = 7.5;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 2.2;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 3.79e6;   // bytes, read and written
-constexpr double kRepackFixed = 2.46;
+constexpr double kDram = 5.2e6;   // bytes
+constexpr double kL2 = 13.82e6;   // bytes, to all multiprocessors
+constexpr double kMma = 3.543e6;  // multiply-adds of a multiprocessor whose consumers cooperate
+constexpr double kPingPongMma = 3.625e6;
+constexpr double kThreeGroups = 0.957;  // of that rate, where three consumers share a tile
+constexpr double kStep = 0.061;         // shortest step
+constexpr double kLaunch = 0.813;       // launch, and the way of the first bytes
+constexpr double kFirst = 1.17;         // the first four steps, before the ring runs
+constexpr double kPair = 0.106;         // blocks in pairs: starting and waiting for each other;
+constexpr double kPairCols = 0.225;     // along the columns,
+constexpr double kPairWave = 0.141;     // at every unit
+constexpr double kPairStep = 0.0694;    // and at every step
+constexpr double kPairColsStep = 0.0696;
+constexpr double kSplit = 2.75;        // second kernel
+constexpr double kPartials = 1.948e6;  // bytes, written and read again
+constexpr double kTile = 2.6;          // epilogue of 128 x 256 results of 2 bytes
+constexpr double kTileFixed = 0.223;
+constexpr double kNarrowStrip = 0.0565;  // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.18;        // epilogue of a transposed tile
+constexpr double kUnaligned64 = 4.61;    // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 5.27;    // of 32
+constexpr double kUnaligned16 = 6.58;    // and of 16
+constexpr double kUnalignedSwapped = 3.11;  // times kSwapped
+constexpr double kStores = 0.125;  // traffic of unaligned results, whose rows' cost is in their epilogue;
+constexpr double kStoresSwapped = 5.78;  // columns' pieces are small
+constexpr double kFinished = 2.0;        // with C, bias or activation
+constexpr double kNarrowBlock = 1.27;    // loads in 64-byte lines
+constexpr double kLinesA = 2;            // loads of pieces of 128 bytes that straddle lines,
+constexpr double kLinesB = 1.76;         // and of B, whose pieces lie side by side
+constexpr double kIdleL2 = 0.771;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kUneven = 0.246;     // how much of a half-empty last wave's bandwidth is lost
+constexpr double kPulling = 0.3;      // part of the multiprocessors that saturates memory
+constexpr double kContention = 5.18;  // how well multiplying and loading overlap, and
+constexpr double kOverlap = 1.96;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 4.515e6;   // bytes, read and written
+constexpr double kRepackFixed = 2.54;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -98,10 +101,10 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const double a = straddling(p.a, kLinesA), b = straddling(p.b, kLinesB);
   const double meeting = cluster == 1 ? 0 : c.cluster_n > 1 ? kPairColsStep : kPairStep;
+  const double rate = ping_pong ? kPingPongMma : t.consumers == 3 ? kMma * kThreeGroups : kMma;
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
-    const double mma =
-        double(t.tile_m) * tile_n * kTileK / ((ping_pong ? kPingPongMma : kMma) * fed(t, tile_n));
+    const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
     const double y_lines =
         s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
     const double lines =
@@ -112,10 +115,11 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   };
   const double step = step_of(t.tile_n);
   // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.
-  double waves = std::ceil(units / clusters);
+  const double all_waves = std::ceil(units / clusters);
+  double waves = all_waves;
   if (narrow_edge(t, s.n) && c.cluster_n == 1) {
     const double whole = std::ceil((units - column_units) / clusters), narrow = step_of(kNarrow) / step;
-    waves = whole + narrow * (waves - whole);
+    waves = whole + narrow * (all_waves - whole);
   }
   const double steps = waves * split_steps;
   const double main_loop = steps * step + kFirst * std::min(1.0, steps / 4);
@@ -135,10 +139,11 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double batch = double(s.batch), depth = double(s.k);
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.split_k;
+  const double traffic = c.split_k > 1 ? 0.3 : p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : kStores;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
-  const double even = units / (std::ceil(waves) * running);
-  const double dram = (operands + result * (c.split_k > 1 ? 0.3 : 1.0)) /
-                      (kDram * pulling * (1 - kUneven + kUneven * std::min(even, 1.0)));
+  const double even = units / (all_waves * running);
+  const double dram =
+      (operands + result * traffic) / (kDram * pulling * (1 - kUneven + kUneven * std::min(even, 1.0)));
 
   double time = kLaunch + std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
   if (cluster > 1) time += (c.cluster_n > 1 ? kPairCols : kPair) + kPairWave * waves;

@@ -72,7 +72,7 @@ _WMMA_STAGE = (4, 256, 4)  # one 16 x 16 tile of results a warp
 RUNGS = {
     "naive": Rung((1, 1), 1, 256, 1, 2, staged=False),
     "coalesced": Rung((1, 1), 1, 1024, 1, 2, staged=False),
-    "tiled": Rung((32, 32), 32, 1024, 1, 2, ((32, 33, 4), (32, 33, 4))),
+    "tiled": Rung((32, 32), 32, 1024, 1, 2, ((32, 36, 4), (32, 33, 4))),
     "coarse_1d": Rung((64, 64), 8, 512, 8, 9, ((64, 8, 4), (8, 64, 4))),
     "register_blocked": Rung((64, 64), 16, 256, 16, 8, ((64, 20, 4), (16, 64, 4))),
     "coarse_2d": Rung((128, 128), 16, 256, 64, 16, ((128, 16, 4), _WIDE)),

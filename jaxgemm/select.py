@@ -306,16 +306,19 @@ _PITCH = 16
 _XLA_UNALIGNED = (65e6, 2.2e6, 4.0)
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is.
 _SHORT = (16, 128)
-#: Microseconds below which ours are mostly faster: for 16-bit types, where XLA's default choice often ends in a second
-#: kernel (1000^3 and 1024^3, near the bound, are slower with ours); for fp32, where its blocks leave multiprocessors
-#: idle.
-_SMALL = {2: 8.0, 4: 300.0}
+#: Elements of a result so small that the sums must be split, and how long they are then, in 16-bit types.
+_FEW_RESULTS, _LONG_SUMS = 1 << 16, 4096
+#: Microseconds between which ours are mostly faster. In 16-bit types the smallest products are to XLA one short kernel
+#: that starts sooner than ours (unless their sums are no multiple of these elements and not short, which ends in a
+#: second kernel), and those above them often two. In fp32 XLA's blocks leave multiprocessors idle.
+_SMALL = {2: (3.1, 8.0), 4: (0.0, 300.0)}
+_XLA_STEP = 64
 
 
 def _better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
-    Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, sgemm).
+    Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, 16bit, unseen, sgemm).
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if _unaligned(problem):
@@ -323,10 +326,21 @@ def _better_left(problem: Problem, expected: float) -> str:
             return ""
         theirs = _xla_unaligned(problem)
         return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
-    first, last = _SHORT
-    if expected < _SMALL[size] and (size == 2 or problem.batch == (1, 1)):
+    if problem.batch != (1, 1):
+        return "XLA's product is as fast for a batch of aligned products"
+    least, most = _SMALL[size]
+    if least <= expected < most:
         return ""
-    if size == 2 and first <= min(problem.m, problem.n) <= last:
+    if size == 4:
+        return f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
+    m, n, k = problem.m, problem.n, problem.k
+    if expected < least:
+        two_kernels = k > 2 * _XLA_STEP and k % _XLA_STEP != 0
+        return "" if two_kernels else "XLA's product is one short kernel"
+    side = min(m, n)
+    long_sums = m * n <= _FEW_RESULTS and k >= _LONG_SUMS
+    # XLA makes a kernel of its own of an activation.
+    if side >= _SHORT[0] and (side <= _SHORT[1] or long_sums or problem.epilogue.activation):
         return ""
     return f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
 

@@ -1,8 +1,9 @@
 // tiled: the block first copies a 32 x 32 tile of A and of B into shared memory. Block 32 x 32, one result a
 // thread.
 //
-// Each element now comes from global memory once for 32 uses. The extra column keeps a transposed operand's
-// store, which runs down a column, from landing in one bank 32 times.
+// Each element now comes from global memory once for 32 uses. The extra columns keep a transposed operand's
+// store, which runs down a column, from landing in one bank 32 times. A's are four, so that a warp, which
+// needs one element of its row for each k, reads four at a time.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -11,21 +12,21 @@ namespace {
 
 constexpr int kTile = 32;
 constexpr int kThreads = kTile * kTile;
-constexpr int kPitch = kTile + 1;
+constexpr int kPitchA = kTile + 4, kPitchB = kTile + 1;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) tiled(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
-  __shared__ Acc a_tile[kTile][kPitch];
-  __shared__ Acc b_tile[kTile][kPitch];
+  __shared__ alignas(16) Acc a_tile[kTile][kPitchA];
+  __shared__ Acc b_tile[kTile][kPitchB];
   const int ty = threadIdx.x / kTile;
   const int tx = threadIdx.x % kTile;
   const int64_t block_row = int64_t{p.tile_row()} * kTile;
   const int64_t block_col = int64_t{p.tile_col()} * kTile;
 
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
-    TileA<T, kTile, kTile, kThreads, 1, AlongK<kPitch>> a(p, batch, block_row);
-    TileB<T, kTile, kTile, kThreads, 1, AcrossK<kPitch>> b(p, batch, block_col);
+    TileA<T, kTile, kTile, kThreads, 1, AlongK<kPitchA>> a(p, batch, block_row);
+    TileB<T, kTile, kTile, kThreads, 1, AcrossK<kPitchB>> b(p, batch, block_col);
     Acc sum = 0;
     for (int64_t k_left = p.k; k_left > 0; k_left -= kTile) {
       a.fetch(k_left);

@@ -1,7 +1,7 @@
 // A thread writes a few 16-byte vectors. A source row may start at any element, so a vector comes out of two
 // aligned ones of the source, which are loaded at full width and shifted in registers; the second is the
 // first one of the next lane, and comes from the L1 cache. Vectors are counted through all rows, so that
-// short rows leave no thread without work.
+// short rows leave no thread without work; zeros fill a row's last.
 #include <algorithm>
 
 #include "../device/ptx.cuh"
@@ -37,6 +37,15 @@ __device__ __forceinline__ uint4 load_elements(const uint8_t* address, const uin
   return v;
 }
 
+__device__ __forceinline__ uint4 first_elements(uint4 v, int count) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(&v);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    words[i] = count >= 2 * i + 2 ? words[i] : count == 2 * i + 1 ? words[i] & 0xffff : 0;
+  }
+  return v;
+}
+
 __device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t block) {
   const RepackOperand& x = work.x;
   const uint32_t inner_count = static_cast<uint32_t>(x.batch_inner);
@@ -49,6 +58,7 @@ __device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t bl
   const uint8_t* from[kVectors];
   uint32_t shift[kVectors];
   int64_t at[kVectors];
+  int left[kVectors];  // elements of the row from here on, or 8
   bool inside = true;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -59,6 +69,7 @@ __device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t bl
     shift[i] = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) % 16);
     from[i] = address - shift[i];
     at[i] = index < work.vectors ? line * (x.to_pitch / 8) + vector : -1;
+    left[i] = static_cast<int>(min(x.length - 8 * int64_t(vector), int64_t(8)));
     inside = inside && from[i] >= begin && from[i] + 32 <= end;
   }
 
@@ -78,7 +89,9 @@ __device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t bl
   }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    if (at[i] >= 0) to[at[i]] = shift_vector(lo[i], hi[i], shift[i]);
+    if (at[i] < 0) continue;
+    const uint4 v = shift_vector(lo[i], hi[i], shift[i]);
+    to[at[i]] = left[i] < 8 ? first_elements(v, left[i]) : v;
   }
 }
 

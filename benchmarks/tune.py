@@ -3,9 +3,9 @@
     python benchmarks/tune.py --suite bf16 --suite unseen
     python benchmarks/tune.py --shapes 4096x4096x512,768x768x768 --dtype bf16 --layout NT
 
-Every product is measured with the best few configurations by each kernel's model, and with both of XLA's paths. An
-entry is written only where something is faster by more than --margin than what the models choose, or than our best
-where that is XLA; entries of products measured again are renewed or dropped. Review the file like code.
+Every product is measured with the best few configurations by each kernel's model, and with XLA's default path, which is
+what `auto` leaves a product to. An entry is written only where something is faster by more than --margin than what
+`auto` takes by itself; entries of products measured again are renewed or dropped. Review the file like code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxgemm import bench, report, tuning
 from jaxgemm.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
 from jaxgemm.kernels import device_for, find_kernel
 from jaxgemm.problem import Problem
-from jaxgemm.select import CONTENDERS, candidates, check
+from jaxgemm.select import CONTENDERS, better_left, candidates, check
 
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--candidates", type=int, default=6, help="configurations of a kernel to measure (default 6)")
     parser.add_argument("--margin", type=float, default=0.03, help="how much faster is worth an entry (default 0.03)")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
+    parser.add_argument("--budget", type=float, default=0.3, help="seconds for each program's calls (default 0.3)")
     parser.add_argument("--output", type=Path, default=_FILES, help="folder of the file (default jaxgemm/tuning)")
     options = parser.parse_args()
     try:
@@ -54,7 +55,7 @@ def main() -> int:
     cases += [Case(m, n, k, options.dtype, options.layout, batch, options.precision) for m, n, k, batch in shapes]
     if not cases:
         parser.error("nothing to tune: name a --suite or --shapes")
-    runner = bench.on_default_device(repeats=options.repeats, budget_s=0.3)
+    runner = bench.on_default_device(repeats=options.repeats, budget_s=options.budget)
     report.print_header(runner)
     device = report.device_name(runner.device)
     file = options.output / f"{tuning.slug(device)}.json"
@@ -70,7 +71,7 @@ def main() -> int:
             date = datetime.datetime.now(datetime.UTC).date().isoformat()
             options.output.mkdir(parents=True, exist_ok=True)
             file.write_text(tuning.to_json(device, entries, versions=versions, date=date, margin=options.margin))
-    report.print_table(str(file), ("problem", "fastest", "time", "the model's", "XLA's best"), lines, left=2)
+    report.print_table(str(file), ("problem", "fastest", "time", "auto's", "XLA's"), lines, left=2)
     return 0 if fine else 1
 
 
@@ -79,24 +80,25 @@ def _tune(
 ) -> tuple[tuple[str, ...], bool]:
     """Measure one product and renew its entry; a line for the table, and whether it could be measured."""
     problem = _problem(case, runner)
-    names = _contenders(case, problem, runner, count)
-    if problem is None or not names:
+    found = _contenders(case, problem, runner, count)
+    if problem is None or not found:
         return ("no kernel", "-", "-", "-"), True
+    names = [name for _, name in found]
     rows = {row.kernel: row for row in runner.measure(case, names) if row.us is not None}
     times = {name: row.us for name, row in rows.items() if row.us is not None}
-    others = [p.timing.us for row in rows.values() for p in row.xla.values() if p.timing is not None]
-    if names[0] not in times or not others:
+    paths = [row.xla["default"].timing for row in rows.values()]
+    if names[0] not in times or paths[0] is None:
         return ("not measured", "-", "-", "-"), False
-    expected, best, xla = times[names[0]], min(times, key=times.__getitem__), min(others)
+    theirs, best = paths[0].us, min(times, key=times.__getitem__)
+    now = theirs if better_left(problem, found[0][0]) else times[names[0]]
+    fastest = min(times[best], theirs)
     key = tuning.Key.of(problem)
     entries.pop(key, None)
-    if xla * (1 + margin) < times[best]:
-        entries[key] = tuning.Override("xla", (), round(xla, 2), round(expected, 2))
-    elif times[best] * (1 + margin) < expected:
-        kernel, chosen = bench.parse_kernel(best)
-        entries[key] = tuning.Override(kernel, tuple(chosen.items()), round(times[best], 2), round(expected, 2))
-    fastest = entries[key].kernel if key in entries and entries[key].kernel == "xla" else best
-    return (fastest, *(report.time_text(us) for us in (min(times[best], xla), expected, xla))), True
+    if fastest * (1 + margin) < now:
+        kernel, chosen = ("xla", {}) if theirs < times[best] else bench.parse_kernel(best)
+        entries[key] = tuning.Override(kernel, tuple(chosen.items()), round(fastest, 2), round(now, 2))
+    label = "xla" if theirs < times[best] else best
+    return (label, *(report.time_text(us) for us in (fastest, now, theirs))), True
 
 
 def _problem(case: Case, runner: bench.Bench) -> Problem | None:
@@ -105,8 +107,11 @@ def _problem(case: Case, runner: bench.Bench) -> Problem | None:
     return found.products[0].decision.problem
 
 
-def _contenders(case: Case, problem: Problem | None, runner: bench.Bench, count: int) -> list[str]:
-    """Kernels with their best configurations, as the bench takes them; what the models choose is first."""
+def _contenders(case: Case, problem: Problem | None, runner: bench.Bench, count: int) -> list[tuple[float, str]]:
+    """Kernels with their best configurations, as the bench takes them, and the microseconds that the models expect.
+
+    What the models choose is first.
+    """
     device = device_for("cuda" if runner.device.platform == "gpu" else str(runner.device.platform))
     first, last, names = CONTENDERS.get(case.dtype, (0, 0, ()))
     if problem is None or not first <= device.arch <= last:
@@ -122,7 +127,7 @@ def _contenders(case: Case, problem: Problem | None, runner: bench.Bench, count:
             found.append((candidate.microseconds, f"{name}:{settings}"))
         if not weighed:
             found.append((math.inf, name))
-    return [name for _, name in sorted(found)]
+    return sorted(found)
 
 
 if __name__ == "__main__":

@@ -295,7 +295,7 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
     if not choices:
         return _xla("; ".join(str(reason) for reason in tried))
     best = min(choices, key=_expected)
-    if reason := _better_left(problem, _expected(best)):
+    if reason := better_left(problem, _expected(best)):
         return _xla(reason)
     return replace(best, why=f"expected to be the fastest for {dtype} here")
 
@@ -314,7 +314,7 @@ _FEW_RESULTS, _LONG_SUMS = 1 << 16, 4096
 _SMALL = {2: (3.1, 8.0), 4: (0.0, 300.0)}
 
 
-def _better_left(problem: Problem, expected: float) -> str:
+def better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
     Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, 16bit, unseen, sgemm).

@@ -52,10 +52,12 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if constexpr (E::kGated != Gated::kNo)
       store_gated(acc, first);
+    else if (out_.plain && out_.copy && !out_.swap)
+      store_plain<Way::kCopy>(acc, first);
     else if (out_.plain && out_.copy)
-      store_plain<true>(acc, first);
+      store_plain<Way::kCopyTransposed>(acc, first);
     else if (out_.plain && !out_.f32 && !out_.swap)
-      store_plain<false>(acc, first);
+      store_plain<Way::kRows>(acc, first);
     else
       store_general(acc, first);
   }
@@ -73,8 +75,10 @@ class EpilogueWarp {
     return s.row >= (out_.swap ? out_.cols : out_.rows) || s.col >= (out_.swap ? out_.rows : out_.cols);
   }
 
-  // The usual case is little code: a copy for every strip spares it the moves.
-  template <bool kCopy>
+  // The usual cases are little code: a copy for every strip spares them the moves, and one for every way of
+  // storing the branches.
+  enum class Way { kCopy, kCopyTransposed, kRows };
+  template <Way kWay>
   __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
@@ -83,10 +87,10 @@ class EpilogueWarp {
       float x[kValues];
 #pragma unroll
       for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[i / kStrips][i % kStrips * kValues + e];
-      if constexpr (kCopy)
-        store_copy(x, strip);
-      else
+      if constexpr (kWay == Way::kRows)
         store_rows(x, strip, i % kStrips);
+      else
+        store_copy<kWay == Way::kCopyTransposed>(x, strip);
     }
   }
 
@@ -127,8 +131,10 @@ class EpilogueWarp {
   __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip, int across) {
     if (out_.f32)
       store_direct<float>(x, strip);
+    else if (out_.copy && out_.swap)
+      store_copy<true>(x, strip);
     else if (out_.copy)
-      store_copy(x, strip);
+      store_copy<false>(x, strip);
     else if (out_.swap)
       store_direct<In>(x, strip);
     else
@@ -245,10 +251,11 @@ class EpilogueWarp {
     });
   }
 
-  // 16-bit values into a buffer: lines of kCols columns, or of 16 rows when `transposed`. The 16-byte units
+  // 16-bit values into a buffer: lines of kCols columns, or of 16 rows when transposed. The 16-byte units
   // of a line are XORed with bits 7 and up of the byte offset, as many as a line has units: the copy engine's
   // swizzle.
-  __device__ __forceinline__ void fill(uint32_t buffer, const float (&x)[kValues], bool transposed) const {
+  template <bool kTransposed>
+  __device__ __forceinline__ void fill(uint32_t buffer, const float (&x)[kValues]) const {
     const int matrix = lane_ / 8, line = lane_ % 8;
 #pragma unroll
     for (int j = 0; j < kCols; j += 16) {
@@ -256,7 +263,7 @@ class EpilogueWarp {
 #pragma unroll
       for (int i = 0; i < 4; ++i) r[i] = pack<In>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
       // Matrix i of the four: rows 8 (i % 2), columns 8 (i / 2).
-      if (transposed) {
+      if constexpr (kTransposed) {
         const uint32_t byte = (j + matrix / 2 * 8 + line) * 32 + matrix % 2 * 16;
         store_matrix_x4_transposed(buffer + (byte ^ (byte >> 7 & 1) << 4), r);
       } else {
@@ -269,17 +276,18 @@ class EpilogueWarp {
     return byte ^ (byte >> 7 & (kCols / 8 - 1)) << 4;
   }
 
+  template <bool kTransposed>
   __device__ __forceinline__ void store_copy(const float (&x)[kValues], const Strip& s) {
     const uint32_t buffer = staging_ + buffer_ * kBufferBytes;
     buffer_ = (buffer_ + 1) % kBuffers;
     if (lane_ == 0) tma_store_wait_read<kBuffers - 1>();
     __syncwarp();
-    fill(buffer, x, out_.swap);
+    fill<kTransposed>(buffer, x);
     fence_shared_to_async();
     __syncwarp();
     if (lane_ == 0) {
       const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
-      tma_store(&p_.d, buffer, out_.swap ? row : col, out_.swap ? col : row, s.batch);
+      tma_store(&p_.d, buffer, kTransposed ? row : col, kTransposed ? col : row, s.batch);
       tma_store_commit();
     }
   }

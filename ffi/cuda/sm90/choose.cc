@@ -12,6 +12,7 @@
 // are not the machine's rates.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "configs.h"
 
@@ -157,25 +158,38 @@ int64_t fixed(const GemmProblem& p, Option option) {
   return option < static_cast<int>(p.config.size()) ? p.config[option] : 0;
 }
 
+constexpr int64_t kMaxSplit = 256;
+
+// The second kernel counts groups of 4 results in 31 bits.
+bool splittable(const GemmProblem& p, const Shape& s) {
+  return !p.gated && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
+}
+
 // The ways to run one tile shape in one orientation.
 void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vector<RankedConfig>* ranked) {
   const TileConfig& t = kTiles[c.tile];
   const int64_t tiles = ceil_div(s.m, t.result_m()) * ceil_div(s.n, t.result_n()) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
-  // As many splits as fill the machine once, twice, ..., each with at least two steps.
-  for (const int64_t fill : {0, 1, 2, 3, 5}) {
-    int64_t split = std::min<int64_t>(fill * sms / tiles, 256);
-    if (fill == 0)
-      split = 1;
-    else if (split < 2 || k_blocks / split < 2)
-      continue;
-    if (fixed(p, kSplitK)) split = std::min(fixed(p, kSplitK), k_blocks);
-    if (split > 1 && p.gated) return;
-    // The second kernel counts groups of 4 results in 31 bits.
-    if (split > 1 && s.m * s.batch > INT32_MAX / ceil_div(s.n, 4)) continue;
+  const auto rank = [&](int64_t split) {
     c.split_k = static_cast<int>(split);
     ranked->push_back({c, cost(p, s, t, c, sms)});
-    if (fixed(p, kSplitK)) return;
+  };
+  if (fixed(p, kSplitK)) {
+    const int64_t split = std::min(fixed(p, kSplitK), k_blocks);
+    if (split == 1 || splittable(p, s)) rank(split);
+    return;
+  }
+  rank(1);
+  if (!splittable(p, s)) return;
+  // As many splits as fill the machine once, twice, ..., each with at least two steps; or, where K is too
+  // short for that, such as have a few steps each.
+  std::set<int64_t> splits;
+  for (const int64_t fill : {1, 2, 3, 5}) splits.insert(std::min<int64_t>(fill * sms / tiles, kMaxSplit));
+  for (const int64_t steps : {2, 4, 8, 16}) {
+    if (k_blocks / steps * tiles < sms) splits.insert(k_blocks / steps);
+  }
+  for (const int64_t split : splits) {
+    if (split > 1 && split <= kMaxSplit && k_blocks / split >= 2) rank(split);
   }
 }
 

@@ -21,41 +21,41 @@ namespace {
 
 // Rates are per microsecond, times in microseconds.
 constexpr double kDram = 5.2e6;   // bytes
-constexpr double kL2 = 13.82e6;   // bytes, to all multiprocessors
-constexpr double kMma = 3.543e6;  // multiply-adds of a multiprocessor whose consumers cooperate
-constexpr double kPingPongMma = 3.625e6;
-constexpr double kThreeGroups = 0.957;  // of that rate, where three consumers share a tile
-constexpr double kStep = 0.061;         // shortest step
-constexpr double kLaunch = 0.813;       // launch, and the way of the first bytes
-constexpr double kFirst = 1.17;         // the first four steps, before the ring runs
-constexpr double kPair = 0.106;         // blocks in pairs: starting and waiting for each other;
-constexpr double kPairCols = 0.225;     // along the columns,
-constexpr double kPairWave = 0.141;     // at every unit
-constexpr double kPairStep = 0.0694;    // and at every step
-constexpr double kPairColsStep = 0.0696;
-constexpr double kSplit = 2.75;        // second kernel
-constexpr double kPartials = 1.948e6;  // bytes, written and read again
-constexpr double kTile = 2.6;          // epilogue of 128 x 256 results of 2 bytes
-constexpr double kTileFixed = 0.223;
-constexpr double kNarrowStrip = 0.0565;  // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.18;        // epilogue of a transposed tile
-constexpr double kUnaligned64 = 4.61;    // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 5.27;    // of 32
-constexpr double kUnaligned16 = 6.58;    // and of 16
-constexpr double kUnalignedSwapped = 3.11;  // times kSwapped
-constexpr double kStores = 0.125;  // traffic of unaligned results, whose rows' cost is in their epilogue;
-constexpr double kStoresSwapped = 5.78;  // columns' pieces are small
-constexpr double kFinished = 2.0;        // with C, bias or activation
-constexpr double kNarrowBlock = 1.27;    // loads in 64-byte lines
-constexpr double kLinesA = 2;            // loads of pieces of 128 bytes that straddle lines,
-constexpr double kLinesB = 1.76;         // and of B, whose pieces lie side by side
-constexpr double kIdleL2 = 0.771;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kUneven = 0.246;     // how much of a half-empty last wave's bandwidth is lost
-constexpr double kPulling = 0.3;      // part of the multiprocessors that saturates memory
-constexpr double kContention = 5.18;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 1.96;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 4.515e6;   // bytes, read and written
-constexpr double kRepackFixed = 2.54;
+constexpr double kL2 = 13.92e6;   // bytes, to all multiprocessors
+constexpr double kMma = 3.426e6;  // multiply-adds of a multiprocessor whose consumers cooperate
+constexpr double kPingPongMma = 4e6;
+constexpr double kThreeGroups = 0.921;  // of that rate, where three consumers share a tile
+constexpr double kStep = 0.0609;        // shortest step
+constexpr double kLaunch = 0.862;       // launch, and the way of the first bytes
+constexpr double kFirst = 1.2;          // the first four steps, before the ring runs
+constexpr double kPair = 0.126;         // blocks in pairs: starting and waiting for each other;
+constexpr double kPairCols = 0.181;     // along the columns,
+constexpr double kPairWave = 0.0923;    // at every unit
+constexpr double kPairStep = 0.073;     // and at every step
+constexpr double kPairColsStep = 0.0763;
+constexpr double kSplit = 2.06;        // second kernel
+constexpr double kPartials = 1.782e6;  // bytes, written and read again
+constexpr double kTile = 1.74;         // epilogue of a warpgroup's 64 x 256 results of 2 bytes
+constexpr double kTileFixed = 0.211;
+constexpr double kNarrowStrip = 0.0532;  // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.13;        // epilogue of a transposed tile
+constexpr double kUnaligned64 = 3.9;     // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 4.26;    // of 32
+constexpr double kUnaligned16 = 5.35;    // and of 16
+constexpr double kUnalignedSwapped = 2.75;  // times kSwapped
+constexpr double kStores = 0.00625;    // traffic of unaligned results, whose rows' cost is in their epilogue;
+constexpr double kStoresSwapped = 7;   // columns' pieces are small
+constexpr double kFinished = 2.0;      // with C, bias or activation
+constexpr double kNarrowBlock = 1.27;  // loads in 64-byte lines
+constexpr double kLinesA = 2;          // loads of pieces of 128 bytes that straddle lines,
+constexpr double kLinesB = 1.68;       // and of B, whose pieces lie side by side
+constexpr double kIdleL2 = 0.628;      // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kUneven = 0.706;      // how much of a half-empty last wave's bandwidth is lost
+constexpr double kPulling = 0.3;       // part of the multiprocessors that saturates memory
+constexpr double kContention = 4.1;    // how well multiplying and loading overlap, and
+constexpr double kOverlap = 2.19;      // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 4.322e6;    // bytes, read and written
+constexpr double kRepackFixed = 2.67;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -127,7 +127,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
-  double epilogue = kTile * results / 32768 * result_bytes / 2 + kTileFixed;
+  double epilogue = kTile * results / (ping_pong ? 1 : t.consumers) / 16384 * result_bytes / 2 + kTileFixed;
   if (c.split_k == 1) {
     if (c.swap) epilogue *= kSwapped;
     epilogue *=

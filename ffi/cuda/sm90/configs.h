@@ -51,6 +51,8 @@ constexpr TileConfig kTiles[] = {
     {192, 192, 3, Schedule::kCooperative},
     {128, 224, 2, Schedule::kCooperative},
     {128, 192, 2, Schedule::kCooperative},
+    {128, 160, 2, Schedule::kCooperative},  // no second tile for a block: both groups store the one there is
+    {128, 128, 2, Schedule::kCooperative},
     {128, 160, 2, Schedule::kPingPong},
     {128, 144, 2, Schedule::kPingPong},
     {128, 128, 2, Schedule::kPingPong},

@@ -30,7 +30,7 @@ from jaxgemm._jax_private import (
 )
 from jaxgemm._runtime import TARGET
 from jaxgemm.epilogue import Epilogue, apply
-from jaxgemm.kernels import UnsupportedError, device_for
+from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Plan, Problem, plan
 from jaxgemm.select import Choice, select
 
@@ -360,15 +360,24 @@ def _call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: li
     )[0]
 
 
+def _beside_collectives(params: dict[str, Any]) -> dict[str, Any]:
+    """With a block for every tile, where the kernel has the choice: resident ones are late if collectives run."""
+    name, options = params["kernel"], dict(params["options"])
+    if name in ("auto", "xla") or "grid" not in find_kernel(name).options:
+        return params
+    return dict(params, options=tuple({"grid": 2, **options}.items()))
+
+
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower for one device, or for the shards of several.
 
     A product that XLA computes is left whole in every case, as its partitioner knows how to divide it.
     """
     if params["kernel"] == "auto" and not params["batch_invariant"] and device_count(ctx) > 1:
-        # XLA runs products beside collectives. A grid of ours that is as large as the device waits for what they
-        # occupy, and both then take as long as one after the other (benchmarks/results/nvidia-h200-x4).
+        # XLA runs products beside collectives, where ours have been slower (benchmarks/results/nvidia-h200-x4).
         params = dict(params, kernel="xla", options=())
+    elif device_count(ctx) > 1:
+        params = _beside_collectives(params)
     local = partial(_lower, platform)
     if decide(platform, ctx.avals_in, params).choice.kernel is not None:
         out = ctx.avals_out[0].sharding

@@ -1,10 +1,16 @@
 """What programs become: one call where there can be one, on any machine for any platform, with nothing copied."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
+from meshes import mesh
 
 import jaxgemm
+from jaxgemm.kernels import find_kernel
 
 
 def lowered(f, platforms, *shapes):
@@ -56,3 +62,21 @@ def test_broadcast_batches_are_not_materialised(batches):
     f = lambda a, b: jaxgemm.gemm(a, b, kernel="host")  # noqa: E731
     text = lowered(f, ("cpu",), (*batches[0], 8, 16), (*batches[1], 16, 32))
     assert "broadcast" not in text
+
+
+@pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
+def test_tiles_have_blocks_of_their_own_beside_collectives():
+    """Blocks that stay would be late where collectives occupy multiprocessors. Who asks for them gets them."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4096, 512), (512, 4096))]
+
+    def grid(devices, **options):
+        f = partial(jaxgemm.gemm, kernel="sm90", **options)
+        if devices > 1:
+            specs = {"in_specs": (P("x"), P()), "out_specs": P("x")}
+            f = jax.shard_map(f, mesh=mesh(x=devices), **specs)
+        text = jax.jit(f).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+        config = re.search(r"config = array<i64: ([-\d, ]+)>|config = dense<\[([-\d, ]+)\]>", text)
+        values = [int(v) for v in (config[1] or config[2]).split(",")]
+        return dict(zip(find_kernel("sm90").options, values, strict=True))["grid"]
+
+    assert [grid(1), grid(1, grid=2), grid(8), grid(8, grid=1)] == [1, 2, 2, 1]

@@ -123,7 +123,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     waves = whole + narrow * (all_waves - whole);
   }
   const double steps = waves * split_steps;
-  const double main_loop = steps * step + kFirst * std::min(1.0, steps / 4);
+  const bool resident = c.grid == Grid::kResident;
+  const double main_loop = steps * step + kFirst * std::min(1.0, steps / 4) * (resident ? 1 : waves);
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
@@ -135,7 +136,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     if (p.has_c || p.has_bias || p.activation != Activation::kNone) epilogue *= kFinished;
   }
   double busy = main_loop + waves * epilogue;
-  if (ping_pong && waves > 1) busy = std::max(main_loop, busy / 2) + epilogue;
+  if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2) + epilogue;
 
   const double batch = double(s.batch), depth = double(s.k);
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
@@ -220,6 +221,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
           c.cluster_n = n;
           c.swap = swap;
           if (fixed(p, kGroup)) c.group = static_cast<int>(fixed(p, kGroup));
+          if (fixed(p, kGrid)) c.grid = static_cast<Grid>(fixed(p, kGrid));
           consider(p, s, c, sms, &ranked);
         }
       }

@@ -89,6 +89,12 @@ static_assert(kTiles[kPlainTileCount - 1].gated == Gated::kNo && kTiles[kPlainTi
 // use. A gated tile's rows are those of one weight, as each weight comes in whole blocks.
 constexpr int rows_block(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
 
+// How many blocks a launch has. Resident: one for every multiprocessor, each working through several tiles,
+// so that nothing is set up twice and a tile's epilogue may run beside the next one's products. Tiles: one
+// for every tile, as the machine has room for them: where something else occupies multiprocessors, as
+// collectives do, resident blocks that start late would hold up all the tiles that are theirs.
+enum class Grid : uint8_t { kResident = 1, kTiles = 2 };
+
 // How one launch runs. `tile` indexes kTiles.
 struct Config {
   int tile = 0;
@@ -96,10 +102,11 @@ struct Config {
   int split_k = 1;                   // pieces of K whose partial results meet in memory
   bool swap = false;                 // compute the transpose: op(B)'s columns ride the engine's rows
   int group = 8;                     // clusters of tile rows that are walked together, for L2
+  Grid grid = Grid::kResident;
 };
 
 // The values of the row's options, in their order. Zero leaves the choice to the model.
-enum Option { kTileM, kTileN, kSchedule, kClusterM, kClusterN, kSplitK, kSwap, kGroup, kOptionCount };
+enum Option { kTileM, kTileN, kSchedule, kClusterM, kClusterN, kSplitK, kSwap, kGroup, kGrid, kOptionCount };
 
 struct RankedConfig {
   Config config;

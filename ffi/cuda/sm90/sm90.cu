@@ -176,7 +176,7 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& p, int sm_count) {
     const Config& c = ranked.config;
     const TileConfig& tile = kTiles[c.tile];
     candidates.push_back({{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m,
-                           c.cluster_n, c.split_k, c.swap ? 2 : 1, c.group},
+                           c.cluster_n, c.split_k, c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid)},
                           ranked.microseconds});
   }
   return candidates;
@@ -251,12 +251,12 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const int64_t rows = ceil_div(ceil_div(x.rows, tile.result_m()), config.cluster_m);
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.split_k;
-  if (units > INT32_MAX / 2) return {"kernel 'sm90': the problem has more than 2^30 tiles"};
-  launch.blocks =
-      std::min<int64_t>(units, multiprocessors(executor.device) / launch.cluster) * launch.cluster;
+  if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
+  const int64_t resident = std::min<int64_t>(units, multiprocessors(executor.device) / launch.cluster);
+  launch.blocks = (config.grid == Grid::kResident ? resident : units) * launch.cluster;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
   s.narrow_last = narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
-                  units <= kNarrowLastWaves * launch.blocks / launch.cluster;
+                  units <= kNarrowLastWaves * resident;
   const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
   s.units = static_cast<uint32_t>(units);
   s.rows = static_cast<uint32_t>(rows);

@@ -73,7 +73,7 @@ def test_tiles_have_blocks_of_their_own_beside_collectives():
         f = partial(jaxgemm.gemm, kernel="sm90", **options)
         if devices > 1:
             specs = {"in_specs": (P("x"), P()), "out_specs": P("x")}
-            f = jax.shard_map(f, mesh=mesh(x=devices), **specs)
+            f = jax.shard_map(f, mesh=mesh((devices,), ("x",)), **specs)
         text = jax.jit(f).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
         config = re.search(r"config = array<i64: ([-\d, ]+)>|config = dense<\[([-\d, ]+)\]>", text)
         values = [int(v) for v in (config[1] or config[2]).split(",")]

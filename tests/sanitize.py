@@ -1,0 +1,141 @@
+"""A few products under compute-sanitizer: ``python tests/sanitize.py`` writes tests/sanitizer_record.json.
+
+memcheck finds accesses out of bounds (every buffer is an allocation of its own here, so that neighbours do not hide
+them), racecheck hazards in shared memory. Only our kernels are instrumented. Results are compared with float64 as well.
+
+    python tests/sanitize.py                     both tools, every family of kernels
+    python tests/sanitize.py --tool memcheck     one of them
+    python tests/sanitize.py --kernel sm90       one kernel; may be repeated
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "tests/sanitizer_record.json"
+TOOLS = ("memcheck", "racecheck")
+KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "simt", "sm80", "sm90")
+#: Settings of sm90: wide and narrow tiles, pairs of blocks, splits, swapped operands; {} is the model's choice.
+SM90: tuple[dict[str, int], ...] = (
+    {},
+    {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "cluster_n": 1},
+    {"tile_m": 192, "tile_n": 192, "cluster_n": 2, "cluster_m": 1},
+    {"tile_m": 128, "tile_n": 128, "swap": 2},
+    {"tile_m": 64, "tile_n": 64, "split_k": 3},
+)
+SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
+_SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
+
+
+def main() -> int:
+    """Run the command line; returns 1 if a tool found anything or a result is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", action="append", choices=TOOLS)
+    parser.add_argument("--kernel", action="append", choices=KERNELS)
+    parser.add_argument("--output", type=Path, default=RECORD, help="default tests/sanitizer_record.json")
+    parser.add_argument("--products", action="store_true", help=argparse.SUPPRESS)  # what runs under the tools
+    options = parser.parse_args()
+    kernels = options.kernel or KERNELS
+    if options.products:
+        return products(kernels)
+    places = [shutil.which("compute-sanitizer"), "/usr/local/cuda/bin/compute-sanitizer"]
+    sanitizer = next((place for place in places if place and Path(place).is_file()), None)
+    if sanitizer is None:
+        parser.error("compute-sanitizer is not on the PATH")
+    found = {tool: sanitize(sanitizer, tool, kernels) for tool in options.tool or TOOLS}
+    sys.path.append(str(ROOT / "tests"))
+    from gpu_record import digest
+
+    record = {
+        "kernels": list(kernels),
+        "tools": found,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "digest": digest(),
+    }
+    options.output.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
+    return int(any(result["errors"] != 0 for result in found.values()))
+
+
+def sanitize(sanitizer: str, tool: str, kernels: tuple[str, ...] | list[str]) -> dict[str, Any]:
+    """What one tool says: errors (-1 where the run itself failed), products, and the first lines of a failure."""
+    command = [sanitizer, "--tool", tool, "--kernel-regex", "kns=jaxgemm", "--print-limit", "5"]
+    child = [sys.executable, "-P", __file__, "--products", *(f"--kernel={name}" for name in kernels)]
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run([*command, *child], capture_output=True, text=True, env=environment)
+    output = done.stdout + done.stderr
+    summary = _SUMMARY.search(output)
+    ran = re.search(r"^(\d+) products$", output, re.MULTILINE)
+    errors = int(summary[1] or summary[2]) if summary and ran and done.returncode == 0 else -1
+    lines = [] if errors == 0 else output.splitlines()[:60]
+    return {"errors": errors, "products": int(ran[1]) if ran else 0, "output": lines}
+
+
+def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str, Any, str, dict[str, int]]]:
+    """A label, a product, a kernel and its options."""
+    from oracle import Product
+
+    from jaxgemm.kernels import find_kernel
+
+    for name in kernels:
+        row = find_kernel(name)
+        for types in row.types[:2]:
+            for shape in SHAPES:
+                for layout in ("NN", "NT", "TN"):
+                    for epilogue in ({}, {"alpha": 0.5, "beta": 2.0, "bias": True, "activation": "gelu"}):
+                        p = Product.random(rng, shape, types, layout, **epilogue)
+                        for options in SM90 if name == "sm90" and not epilogue else ({},):
+                            yield f"{name} {options} {p.label}", p, name, options
+
+
+def products(kernels: tuple[str, ...] | list[str]) -> int:
+    """Run and check the products, one by one; prints how many."""
+    import numpy as np
+
+    sys.path.append(str(ROOT / "tests"))
+    count = 0
+    for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
+        try:
+            product.check(product.run(kernel, **options), kernel)
+        except AssertionError as error:
+            print(f"{label}: {error}")
+            return 1
+        count += 1
+    if "sm90" in kernels:
+        for shape in SHAPES:
+            if not gated_is_right(np.random.default_rng(1), *shape):
+                print(f"gated_gemm, {shape}: wrong")
+                return 1
+            count += 1
+    print(f"{count} products")
+    return 0
+
+
+def gated_is_right(rng: Any, m: int, n: int, k: int) -> bool:
+    """A gated pair of products in one launch, against float64."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxgemm
+
+    x, gate, up = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((m, k), (k, n), (k, n)))
+    got = np.asarray(jaxgemm.gated_gemm(x, gate, up, kernel="sm90"), np.float64)
+    a, b, c = (np.asarray(v, np.float64) for v in (x, gate, up))
+    z = a @ b
+    want = z / (1 + np.exp(-z)) * (a @ c)
+    return bool(np.linalg.norm(got - want) <= 2.0**-8 * np.linalg.norm(want))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

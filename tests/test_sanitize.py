@@ -1,0 +1,52 @@
+"""The script that runs products under compute-sanitizer; the tool itself needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sanitize
+
+SCRIPT = Path(__file__).with_name("sanitize.py")
+
+
+def run(tmp_path, says, status=0):
+    """The script with a tool that says this, and what it recorded."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nexit {status}\n")
+    tool.chmod(0o755)
+    record = tmp_path / "record.json"
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-P", SCRIPT, "--tool", "memcheck", "--kernel", "sm90", "--output", record]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.returncode, json.loads(record.read_text())["tools"]["memcheck"]
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "code", "errors"),
+    [
+        ("12 products\n========= ERROR SUMMARY: 0 errors", 0, 0, 0),
+        ("12 products\n========= ERROR SUMMARY: 3 errors", 0, 1, 3),
+        ("========= ERROR SUMMARY: 0 errors", 0, 1, -1),
+        ("12 products", 0, 1, -1),
+        ("12 products\n========= ERROR SUMMARY: 0 errors", 1, 1, -1),
+    ],
+    ids=["clean", "errors", "no products", "no summary", "failed"],
+)
+def test_what_a_tool_says_is_recorded(tmp_path, says, status, code, errors):
+    got, result = run(tmp_path, says, status)
+    assert (got, result["errors"]) == (code, errors)
+    assert bool(result["output"]) == (errors != 0)
+
+
+def test_every_kernel_has_products():
+    chosen = [
+        (kernel, tuple(options)) for _, _, kernel, options in sanitize.calls(sanitize.KERNELS, np.random.default_rng())
+    ]
+    assert {kernel for kernel, _ in chosen} == set(sanitize.KERNELS)
+    assert len({options for kernel, options in chosen if kernel == "sm90"}) == len(sanitize.SM90)

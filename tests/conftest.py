@@ -118,6 +118,18 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(list(request.node.nodeid.encode()))
 
 
+@pytest.fixture
+def x(rng: np.random.Generator) -> jax.Array:
+    """What the functions that override is tested with multiply."""
+    return jax.numpy.asarray(rng.standard_normal((5, 8)))
+
+
+@pytest.fixture
+def w(rng: np.random.Generator) -> jax.Array:
+    """Their weights."""
+    return jax.numpy.asarray(rng.standard_normal((8, 8)) / 4)
+
+
 _GPU_SKIPS = "gpu skipped"
 
 

@@ -22,8 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "tests/sanitizer_record.json"
+_HERE = Path(__file__).resolve().parent
+sys.path.append(str(_HERE))
+
+from gpu_record import digest  # noqa: E402
+
+RECORD = _HERE / "sanitizer_record.json"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "simt", "sm80", "sm90")
 #: Settings of sm90: wide and narrow tiles, pairs of blocks, splits, swapped operands; {} is the model's choice.
@@ -54,9 +58,6 @@ def main() -> int:
     if sanitizer is None:
         parser.error("compute-sanitizer is not on the PATH")
     found = {tool: sanitize(sanitizer, tool, kernels) for tool in options.tool or TOOLS}
-    sys.path.append(str(ROOT / "tests"))
-    from gpu_record import digest
-
     record = {
         "kernels": list(kernels),
         "tools": found,
@@ -70,6 +71,7 @@ def main() -> int:
 
 def sanitize(sanitizer: str, tool: str, kernels: tuple[str, ...] | list[str]) -> dict[str, Any]:
     """What one tool says: errors (-1 where the run itself failed), products, and the first lines of a failure."""
+    print(f"{tool}: products of {', '.join(kernels)}, some minutes", file=sys.stderr)
     command = [sanitizer, "--tool", tool, "--kernel-regex", "kns=jaxgemm", "--print-limit", "5"]
     child = [sys.executable, "-P", __file__, "--products", *(f"--kernel={name}" for name in kernels)]
     environment = {**os.environ, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -101,9 +103,12 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
 
 def products(kernels: tuple[str, ...] | list[str]) -> int:
     """Run and check the products, one by one; prints how many."""
+    import jax.numpy as jnp
     import numpy as np
+    from test_gated_launch import check_result, operands
 
-    sys.path.append(str(ROOT / "tests"))
+    import jaxgemm
+
     count = 0
     for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
         try:
@@ -112,29 +117,16 @@ def products(kernels: tuple[str, ...] | list[str]) -> int:
             print(f"{label}: {error}")
             return 1
         count += 1
-    if "sm90" in kernels:
-        for shape in SHAPES:
-            if not gated_is_right(np.random.default_rng(1), *shape):
-                print(f"gated_gemm, {shape}: wrong")
-                return 1
-            count += 1
+    for shape in SHAPES if "sm90" in kernels else ():
+        args = operands(np.random.default_rng(1), *shape, "bfloat16")
+        try:
+            check_result(np.asarray(jaxgemm.gated_gemm(*map(jnp.asarray, args), kernel="sm90")), args)
+        except AssertionError as error:
+            print(f"gated_gemm {shape}: {error}")
+            return 1
+        count += 1
     print(f"{count} products")
     return 0
-
-
-def gated_is_right(rng: Any, m: int, n: int, k: int) -> bool:
-    """A gated pair of products in one launch, against float64."""
-    import jax.numpy as jnp
-    import numpy as np
-
-    import jaxgemm
-
-    x, gate, up = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((m, k), (k, n), (k, n)))
-    got = np.asarray(jaxgemm.gated_gemm(x, gate, up, kernel="sm90"), np.float64)
-    a, b, c = (np.asarray(v, np.float64) for v in (x, gate, up))
-    z = a @ b
-    want = z / (1 + np.exp(-z)) * (a @ c)
-    return bool(np.linalg.norm(got - want) <= 2.0**-8 * np.linalg.norm(want))
 
 
 if __name__ == "__main__":

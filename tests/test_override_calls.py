@@ -14,17 +14,6 @@ from routing import check, close, count, doubled, total
 import jaxgemm
 from jaxgemm.override import _memo, override
 
-
-@pytest.fixture
-def x(rng):
-    return jnp.asarray(rng.standard_normal((5, 8)))
-
-
-@pytest.fixture
-def w(rng):
-    return jnp.asarray(rng.standard_normal((8, 8)) / 4)
-
-
 # --- Arguments and results ------------------------------------------------------------------------------------
 
 

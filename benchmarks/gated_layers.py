@@ -89,14 +89,7 @@ def _measure(bench: Bench, layer: Layer, kernels: Sequence[str]) -> list[dict[st
             programs[name] = program
         except Exception as error:
             rows[name]["message"] = f"{type(error).__name__}: {error}"
-    times = timing.measure(
-        programs,
-        inputs,
-        repeats=bench.repeats,
-        budget_s=bench.budget_s,
-        recorder=bench.recorder,
-        queued=bench.queued,
-    )
+    times = bench.times(programs, inputs)
     theirs = min((t.us for name, t in times.items() if name.startswith("XLA")), default=None)
     for name, t in times.items():
         rows[name] |= {"us": t.us, "launches": t.launches, "device_kernels": list(t.kernels), "calls": t.calls}

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgemm import bench, report, timing
+from jaxgemm import bench, report
 from jaxgemm.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
 
 _HERE = Path(__file__).resolve().parent
@@ -170,14 +170,7 @@ def measure(runner: bench.Bench, size: int) -> list[dict[str, Any]]:
         error = relative_error(take_rows(program(*inputs[0]), case, rows), reference)
         if not error <= TOLERANCE:
             raise RuntimeError(f"{name} at {size}: {error:.1e} from float64, expected at most {TOLERANCE:.0e}")
-    times = timing.measure(
-        ran,
-        inputs,
-        repeats=runner.repeats,
-        budget_s=runner.budget_s,
-        recorder=runner.recorder,
-        queued=runner.queued,
-    )
+    times = runner.times(ran, inputs)
     return [
         {
             "n": size,

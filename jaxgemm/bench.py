@@ -217,7 +217,14 @@ class Bench:
                 paths[name] = replace(paths[name], error=error)
             if name in status:
                 del programs[name]
-        times = timing.measure(
+        for name, time_ in self.times(programs, inputs).items():
+            paths[name] = replace(paths[name], timing=time_)
+
+    def times(
+        self, programs: Mapping[str, timing.Program], inputs: Sequence[Sequence[Any]]
+    ) -> dict[str, timing.Timing]:
+        """The times of programs, by name, that take turns on the same operands, as this bench measures."""
+        return timing.measure(
             programs,
             inputs,
             repeats=self.repeats,
@@ -225,8 +232,6 @@ class Bench:
             recorder=self.recorder,
             queued=self.queued,
         )
-        for name, time_ in times.items():
-            paths[name] = replace(paths[name], timing=time_)
 
     def _copies(self, case: Case, programs: int) -> int:
         """Enough operands to pass three times the cache, within the memory cap and what is ever called."""

@@ -308,16 +308,16 @@ _XLA_UNALIGNED = (65e6, 2.2e6, 4.0)
 _SHORT = (16, 128)
 #: Elements of a result so small that the sums must be split, and how long they are then, in 16-bit types.
 _FEW_RESULTS, _LONG_SUMS = 1 << 16, 4096
-#: Microseconds between which ours are mostly faster. In 16-bit types the smallest products are to XLA one short kernel
-#: that starts sooner than ours, and costs the host less at every call than a custom call does; those above them are
-#: often two. In fp32 XLA's blocks leave multiprocessors idle.
+#: Microseconds between which ours are mostly faster. The smallest 16-bit products are by XLA's default kernels about as
+#: fast, each a little more or less (mixed_products), and a program of many takes less wall time (mixed); above them
+#: XLA often takes several kernels. In fp32 its blocks leave multiprocessors idle.
 _SMALL = {2: (3.1, 8.0), 4: (0.0, 300.0)}
 
 
 def better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
-    Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, 16bit, unseen, sgemm).
+    Rules for Hopper, read off benchmarks/results/nvidia-h200 (bf16, 16bit, unseen, sgemm, mixed_products).
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if _unaligned(problem):
@@ -333,7 +333,7 @@ def better_left(problem: Problem, expected: float) -> str:
     if size == 4:
         return f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
     if expected < least:
-        return "XLA's product is one short kernel"
+        return "the smallest products are as fast by XLA"
     side = min(problem.m, problem.n)
     long_sums = problem.m * problem.n <= _FEW_RESULTS and problem.k >= _LONG_SUMS
     # XLA makes a kernel of its own of an activation.

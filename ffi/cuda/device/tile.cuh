@@ -79,7 +79,28 @@ struct TiledProduct {
   __device__ __forceinline__ uint32_t tile_col() const {
     return blockIdx.x - tile_row() * static_cast<uint32_t>(grid.tiles_n);
   }
+  // The same with neighbouring blocks below one another, so that those that run at a time share B's lines.
+  __device__ __forceinline__ uint32_t tile_row_down() const {
+    return blockIdx.x % static_cast<uint32_t>(grid.tiles_m);
+  }
+  __device__ __forceinline__ uint32_t tile_col_down() const {
+    return blockIdx.x / static_cast<uint32_t>(grid.tiles_m);
+  }
 };
+
+// One element of a product, straight from global memory, with the reads of 16 steps of k under way.
+template <typename Acc, typename A, typename B>
+__device__ __forceinline__ Acc dot_in_memory(const A& a, const B& b, int64_t row, int64_t col, int64_t k) {
+  const auto* a_element = a.data + row * a.row_stride;
+  const auto* b_element = b.data + col * b.col_stride;
+  const int64_t a_step = a.col_stride, b_step = b.row_stride;
+  Acc sum = 0;
+#pragma unroll 16
+  for (int64_t k_left = k; k_left > 0; --k_left, a_element += a_step, b_element += b_step) {
+    sum += convert<Acc>(*a_element) * convert<Acc>(*b_element);
+  }
+  return sum;
+}
 
 // One block for each output tile, and along y for each product of the batch; none for an empty output.
 template <typename T>

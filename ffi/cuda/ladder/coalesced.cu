@@ -17,21 +17,11 @@ constexpr int kBlock = 32;
 template <typename T>
 __global__ void __launch_bounds__(kBlock* kBlock, 2) coalesced(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
-  const uint32_t tiles_m = static_cast<uint32_t>(p.grid.tiles_m);
-  const int64_t row = int64_t{blockIdx.x % tiles_m} * kBlock + threadIdx.x / kBlock;
-  const int64_t col = int64_t{blockIdx.x / tiles_m} * kBlock + threadIdx.x % kBlock;
+  const int64_t row = int64_t{p.tile_row_down()} * kBlock + threadIdx.x / kBlock;
+  const int64_t col = int64_t{p.tile_col_down()} * kBlock + threadIdx.x % kBlock;
   if (row >= p.m || col >= p.n) return;
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
-    const auto a = p.a.view(batch);
-    const auto b = p.b.view(batch);
-    const auto* a_element = a.data + row * a.row_stride;
-    const auto* b_element = b.data + col * b.col_stride;
-    const int64_t a_step = a.col_stride, b_step = b.row_stride;
-    Acc sum = 0;
-#pragma unroll 16
-    for (int64_t k_left = p.k; k_left > 0; --k_left, a_element += a_step, b_element += b_step) {
-      sum += convert<Acc>(*a_element) * convert<Acc>(*b_element);
-    }
+    const Acc sum = dot_in_memory<Acc>(p.a.view(batch), p.b.view(batch), row, col, p.k);
     p.epilogue.store(batch * p.m * p.n, row, col, sum);
   }
 }

@@ -72,11 +72,13 @@ constexpr TileConfig kTiles[] = {
     {128, 32, 2, Schedule::kPingPong, Gated::kRows},
     {128, 16, 2, Schedule::kPingPong, Gated::kRows},
 };
-// Whether the last of a product's columns leave a tile narrow, and whether that column of tiles is walked
-// after all others: where there are few waves, so that it does not cost much to load their rows once more.
+
+// Whether the last of a product's columns leave a tile narrow.
 constexpr bool narrow_edge(const TileConfig& t, int64_t columns) {
   return t.narrows() && columns % t.tile_n != 0 && columns % t.tile_n <= kNarrow;
 }
+// That column of tiles is walked after all others where there are so few waves that it does not cost much to
+// load their rows once more.
 constexpr int kNarrowLastWaves = 8;
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);

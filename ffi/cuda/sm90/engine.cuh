@@ -13,6 +13,11 @@ namespace jaxgemm::cuda::sm90 {
 
 constexpr int kSharedLimit = 227 * 1024;
 
+// What an engine's code does with results: stores alpha times them as whole vectors, or as rows of 16-bit
+// values that begin anywhere, or has everything. Instructions are cold when a kernel starts, and a short
+// product spends as long on fetching them as on multiplying: a kernel holds little that it does not run.
+enum class Finish : uint8_t { kPlain, kRows, kFull };
+
 // Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
 // orientation.
 struct Output {
@@ -30,6 +35,11 @@ struct Output {
   bool f32;    // D is fp32 (partial results are), and otherwise has the operands' type
   bool copy;   // D is written by the copy engine
   bool pairs;  // neighbouring columns from an even one on are aligned, and never only half inside
+
+  Finish finish() const {
+    if (plain && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
+    return plain && !f32 && !swap ? Finish::kRows : Finish::kFull;
+  }
 };
 
 // An operand's coordinates in a batch. A broadcast operand has extent 1 there, so its coordinate stays 0.
@@ -54,9 +64,10 @@ struct GatedParams : Params {
 };
 
 // x is the operand whose rows are the engine's rows, y the other one.
-template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
+template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_, Finish kFinish_ = Finish::kFull>
 struct Engine {
   using In = In_;
+  static constexpr Finish kFinish = kFinish_;
   using Parameters = std::conditional_t<kConfig.gated == Gated::kNo, Params, GatedParams>;
   static constexpr TileConfig kTile = kConfig;
   static constexpr Major kX = kMajorX, kY = kMajorY;
@@ -109,13 +120,6 @@ struct Engine {
 template <typename E>
 struct Accumulators {
   float value[E::kBlocksM][E::kAccumulators];
-
-  __device__ void zero() {
-#pragma unroll
-    for (int i = 0; i < E::kBlocksM; ++i)
-#pragma unroll
-      for (int j = 0; j < E::kAccumulators; ++j) value[i][j] = 0.f;
-  }
 };
 
 // The parts of a block's shared memory, as shared-window addresses.

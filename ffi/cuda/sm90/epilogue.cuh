@@ -52,14 +52,16 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if constexpr (E::kGated != Gated::kNo)
       store_gated(acc, first);
-    else if (out_.plain && out_.copy && !out_.swap)
-      store_plain<Way::kCopy>(acc, first);
-    else if (out_.plain && out_.copy)
-      store_plain<Way::kCopyTransposed>(acc, first);
-    else if (out_.plain && !out_.f32 && !out_.swap)
+    else if constexpr (E::kFinish == Finish::kFull)
+      store_full(acc, first);
+    else if constexpr (E::kFinish == Finish::kRows)
       store_plain<Way::kRows>(acc, first);
+    else if (out_.f32)
+      store_plain<Way::kPairs>(acc, first);
+    else if (out_.swap)
+      store_plain<Way::kCopyTransposed>(acc, first);
     else
-      store_general(acc, first);
+      store_plain<Way::kCopy>(acc, first);
   }
 
   // Buffers must outlive the copies that read them.
@@ -77,7 +79,7 @@ class EpilogueWarp {
 
   // The usual cases are little code: a copy for every strip spares them the moves, and one for every way of
   // storing the branches.
-  enum class Way { kCopy, kCopyTransposed, kRows };
+  enum class Way { kCopy, kCopyTransposed, kPairs, kRows };
   template <Way kWay>
   __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll
@@ -89,12 +91,14 @@ class EpilogueWarp {
       for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[i / kStrips][i % kStrips * kValues + e];
       if constexpr (kWay == Way::kRows)
         store_rows(x, strip, i % kStrips);
+      else if constexpr (kWay == Way::kPairs)
+        store_pairs<float>(x, strip);
       else
         store_copy<kWay == Way::kCopyTransposed>(x, strip);
     }
   }
 
-  __device__ __forceinline__ void store_general(const Accumulators<E>& acc, const Strip& first) {
+  __device__ __forceinline__ void store_full(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
@@ -369,14 +373,17 @@ class EpilogueWarp {
   template <typename D>
   __device__ __forceinline__ void store_direct(const float (&x)[kValues], const Strip& s) const {
     D* const d = static_cast<D*>(out_.d);
-    if (out_.pairs && !out_.swap) {
-      for_each(s, [&](int e, int64_t index) {
-        if (e % 2) return;
-        *reinterpret_cast<Pair<D>*>(d + index) = Pair<D>{convert<D>(x[e]), convert<D>(x[e + 1])};
-      });
-    } else {
+    if (out_.pairs && !out_.swap)
+      store_pairs<D>(x, s);
+    else
       for_each(s, [&](int e, int64_t index) { d[index] = convert<D>(x[e]); });
-    }
+  }
+  template <typename D>
+  __device__ __forceinline__ void store_pairs(const float (&x)[kValues], const Strip& s) const {
+    for_each(s, [&](int e, int64_t index) {
+      if (e % 2) return;
+      *reinterpret_cast<Pair<D>*>(static_cast<D*>(out_.d) + index) = {convert<D>(x[e]), convert<D>(x[e + 1])};
+    });
   }
   template <typename D>
   struct alignas(2 * sizeof(D)) Pair {

@@ -34,12 +34,10 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
         if (index + place.unit_stride < p.schedule.units) named_barrier_arrive(2 - group, 256);
       }
     };
-    bool narrow = false;
-    if constexpr (E::kNarrows) {
-      narrow = unit.col == p.schedule.narrow_col;
-      if (narrow) multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, issued);
-    }
-    if (!narrow) multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, issued);
+    if (!E::kNarrows || unit.col != p.schedule.narrow_col) [[likely]]
+      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, issued);
+    else if constexpr (E::kNarrows)
+      multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, issued);
     epilogue.store(acc, strip);
   }
   epilogue.drain();

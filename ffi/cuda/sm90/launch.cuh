@@ -39,12 +39,13 @@ Status launch_engine(const typename E::Parameters& params, const Launch& launch)
   return launch_status("sm90");
 }
 
-template <typename In, Major kX, Major kY>
+template <typename In, Major kX, Major kY, Finish kFinish>
 Status launch_tiles(const Params& params, const Launch& launch) {
   Status status{"internal error: no such tile in kernel 'sm90'"};
   [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
-    ((kTile == launch.tile ? (status = launch_engine<Engine<kTiles[kTile], kX, kY, In>>(params, launch), true)
-                           : false) ||
+    ((kTile == launch.tile
+          ? (status = launch_engine<Engine<kTiles[kTile], kX, kY, In, kFinish>>(params, launch), true)
+          : false) ||
      ...);
   }(std::make_integer_sequence<int, kPlainTileCount>{});
   return status;

@@ -14,8 +14,8 @@ struct Launch {
   CUstream_st* stream = nullptr;
 };
 
-// In a file of its own for each combination: tiles_bf16_kk.cu and so on, x's major first.
-template <typename In, Major kX, Major kY>
+// In a file of its own for each combination, made from tiles.cu.in.
+template <typename In, Major kX, Major kY, Finish kFinish>
 Status launch_tiles(const Params& params, const Launch& launch);
 
 // Of the tiles with two weights, whose majors are fixed: gated_bf16.cu and gated_f16.cu.
@@ -24,13 +24,17 @@ Status launch_gated_tiles(const GatedParams& params, const Launch& launch);
 
 extern template Status launch_gated_tiles<__nv_bfloat16>(const GatedParams&, const Launch&);
 extern template Status launch_gated_tiles<__half>(const GatedParams&, const Launch&);
-extern template Status launch_tiles<__nv_bfloat16, Major::kK, Major::kK>(const Params&, const Launch&);
-extern template Status launch_tiles<__nv_bfloat16, Major::kK, Major::kMN>(const Params&, const Launch&);
-extern template Status launch_tiles<__nv_bfloat16, Major::kMN, Major::kK>(const Params&, const Launch&);
-extern template Status launch_tiles<__nv_bfloat16, Major::kMN, Major::kMN>(const Params&, const Launch&);
-extern template Status launch_tiles<__half, Major::kK, Major::kK>(const Params&, const Launch&);
-extern template Status launch_tiles<__half, Major::kK, Major::kMN>(const Params&, const Launch&);
-extern template Status launch_tiles<__half, Major::kMN, Major::kK>(const Params&, const Launch&);
-extern template Status launch_tiles<__half, Major::kMN, Major::kMN>(const Params&, const Launch&);
+#define JAXGEMM_SM90_TILES(type, finish)                                                                  \
+  extern template Status launch_tiles<type, Major::kK, Major::kK, finish>(const Params&, const Launch&);  \
+  extern template Status launch_tiles<type, Major::kK, Major::kMN, finish>(const Params&, const Launch&); \
+  extern template Status launch_tiles<type, Major::kMN, Major::kK, finish>(const Params&, const Launch&); \
+  extern template Status launch_tiles<type, Major::kMN, Major::kMN, finish>(const Params&, const Launch&);
+JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kPlain)
+JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kRows)
+JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kFull)
+JAXGEMM_SM90_TILES(__half, Finish::kPlain)
+JAXGEMM_SM90_TILES(__half, Finish::kRows)
+JAXGEMM_SM90_TILES(__half, Finish::kFull)
+#undef JAXGEMM_SM90_TILES
 
 }  // namespace jaxgemm::cuda::sm90

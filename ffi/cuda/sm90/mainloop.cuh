@@ -134,9 +134,10 @@ __device__ __forceinline__ void release_stage(const SharedLayout<E>& shared, con
   }
 }
 
-// acc = x rows [row, row + kGroupRows) times the first kColumns of y over k_blocks stages from the ring. One
-// stage's products stay in flight while the next are issued; a stage goes back once the products that follow
-// it have been issued. `issued` is called when the last product has been issued but not yet waited for.
+// acc = x rows [row, row + kGroupRows) times the first kColumns of y over k_blocks >= 1 stages from the ring.
+// One stage's products stay in flight while the next are issued; a stage goes back once the products that
+// follow it have been issued. `issued` is called when the last product has been issued but not yet waited
+// for.
 template <typename E, int kColumns, typename F>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
@@ -146,7 +147,6 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   using Mma = Wgmma<typename E::In, kColumns, E::kX, E::kY>;
   const uint64_t x_base = X::descriptor(shared.x) + row / 64 * X::kRows64;
   const uint64_t y_base = Y::descriptor(shared.y);
-  if (k_blocks == 0) acc.zero();
 
   uint32_t accumulate = 0;
   int last = 0;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < E::kBlocksM; ++i) wgmma_pin(acc.value[i]);
-  if (k_blocks > 0) release_stage(shared, place, last);
+  release_stage(shared, place, last);
 }
 
 }  // namespace jaxgemm::cuda::sm90

@@ -117,22 +117,40 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   return out;
 }
 
-template <typename In>
+template <typename In, Finish kFinish>
 Status launch_majors(Major x, Major y, const Params& params, const Launch& launch) {
-  if (x == Major::kK && y == Major::kK) return launch_tiles<In, Major::kK, Major::kK>(params, launch);
-  if (x == Major::kK) return launch_tiles<In, Major::kK, Major::kMN>(params, launch);
-  if (y == Major::kK) return launch_tiles<In, Major::kMN, Major::kK>(params, launch);
-  return launch_tiles<In, Major::kMN, Major::kMN>(params, launch);
+  constexpr Major kK = Major::kK, kMN = Major::kMN;
+  if (x == kK && y == kK) return launch_tiles<In, kK, kK, kFinish>(params, launch);
+  if (x == kK) return launch_tiles<In, kK, kMN, kFinish>(params, launch);
+  if (y == kK) return launch_tiles<In, kMN, kK, kFinish>(params, launch);
+  return launch_tiles<In, kMN, kMN, kFinish>(params, launch);
+}
+
+template <typename In>
+Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& params, const Launch& launch) {
+  if (p.gated) return launch_gated_tiles<In>(params, launch);
+  const Major x = plan.x().major, y = plan.y().major;
+  const Finish finish = params.out.finish();
+  Status status;
+  if (launch.prepare || finish == Finish::kPlain)
+    status = launch_majors<In, Finish::kPlain>(x, y, params, launch);
+  if (status.ok() && (launch.prepare || finish == Finish::kRows))
+    status = launch_majors<In, Finish::kRows>(x, y, params, launch);
+  if (status.ok() && (launch.prepare || finish == Finish::kFull))
+    status = launch_majors<In, Finish::kFull>(x, y, params, launch);
+  return status;
 }
 
 Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& params, const Launch& launch) {
-  if (p.gated) {
-    return p.a.dtype == DType::kBF16 ? launch_gated_tiles<__nv_bfloat16>(params, launch)
-                                     : launch_gated_tiles<__half>(params, launch);
-  }
-  const Major x = plan.x().major, y = plan.y().major;
-  return p.a.dtype == DType::kBF16 ? launch_majors<__nv_bfloat16>(x, y, params, launch)
-                                   : launch_majors<__half>(x, y, params, launch);
+  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, launch)
+                                   : launch_in<__half>(p, plan, params, launch);
+}
+
+// The product of nothing: no tiles, for which the engine would need code that nothing else runs.
+Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstream_st* stream) {
+  if (!p.gated) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
+  const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * dtype_bytes(p.d), stream);
+  return error == cudaSuccess ? Status{} : Status{std::string("kernel 'sm90': ") + cudaGetErrorString(error)};
 }
 
 int multiprocessors(int device) {
@@ -194,6 +212,7 @@ Status prepare_sm90(const GemmProblem& p, int) {
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   if (p.output_empty()) return {};
+  if (p.k == 0) return launch_empty_sum(p, buffers, executor.stream);
   static thread_local Recall<Plan> recall;
   const Plan plan = recall(key_of(p, 0, 0), [&] { return make_plan(p); });
   if (!plan.found) return {"internal error: kernel 'sm90' has no configuration for this problem"};
@@ -206,7 +225,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const void* a = base(plan.a, buffers.a);
   const void* b = base(plan.b, buffers.b);
   const void* b_up = p.gated ? base(plan.b_up, buffers.b_up) : nullptr;
-  if (p.k > 0 && (!aligned(a, 16) || !aligned(b, 16) || !aligned(b_up, 16)))
+  if (!aligned(a, 16) || !aligned(b, 16) || !aligned(b_up, 16))
     return {"kernel 'sm90': operands must be aligned to 16 bytes"};
 
   if (repack) {
@@ -221,23 +240,19 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
                   y.batch_stride[0] != 0, y.batch_stride[1] != 0};
   params.x_policy = params.y_policy = kEvictNormal;
   const bool narrow = narrow_edge(tile, y.rows);
-  if (p.k > 0) {
-    Status status = operand_map(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x);
-    if (status.ok())
-      status = operand_map(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y);
-    if (status.ok() && narrow && y.major == Major::kK)
-      status = operand_map(y, config.swap ? a : b, kNarrow, config.cluster_m, p, &params.y_narrow);
-    if (status.ok() && p.gated) {
-      const int rows = config.swap ? tile.result_m() : tile.result_n();
-      const int share = config.swap ? config.cluster_n : config.cluster_m;
-      status = operand_map(plan.b_up, b_up, rows, share, p, &params.up);
-    }
-    if (!status.ok()) return status;
+  Status status = operand_map(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x);
+  if (status.ok())
+    status = operand_map(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y);
+  if (status.ok() && narrow && y.major == Major::kK)
+    status = operand_map(y, config.swap ? a : b, kNarrow, config.cluster_m, p, &params.y_narrow);
+  if (status.ok() && p.gated) {
+    const int rows = config.swap ? tile.result_m() : tile.result_n();
+    const int share = config.swap ? config.cluster_n : config.cluster_m;
+    status = operand_map(plan.b_up, b_up, rows, share, p, &params.up);
   }
-  if (params.out.copy) {
-    const Status status = result_map(p, buffers, tile.strip_columns(), config.swap, &params.d);
-    if (!status.ok()) return status;
-  }
+  if (status.ok() && params.out.copy)
+    status = result_map(p, buffers, tile.strip_columns(), config.swap, &params.d);
+  if (!status.ok()) return status;
 
   Launch launch;
   launch.after_repack = repack;
@@ -271,7 +286,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
   s.cluster_shift = (s.cluster_m == 2) + (s.cluster_n == 2);
 
-  Status status = launch_in(p, plan, params, launch);
+  status = launch_in(p, plan, params, launch);
   if (!status.ok() || config.split_k == 1) return status;
   return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch,
                        config.split_k, executor.stream);

@@ -82,6 +82,13 @@ __device__ __forceinline__ void release_next_kernel() {
 #endif
 }
 
+// One access of 16 bytes. (A store through a pointer to a vector type becomes four where the compiler
+// believes to know better how the address is aligned.)
+__device__ __forceinline__ void store_global(void* to, uint4 v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements from the accumulators' register layout to shared memory; lane 8i + r
 // gives the address of row r of matrix i (column r for the transposed form).
 __device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t (&r)[4]) {

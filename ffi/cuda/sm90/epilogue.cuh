@@ -303,10 +303,10 @@ class EpilogueWarp {
   __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) const {
     constexpr int kLanes = kCols / 8, kRows = 32 / kLanes;
     const int rows = rows_left(s), cols = cols_left(s);
-    const bool ends = across == kStrips - 1 || s.col + kCols >= out_.cols;
-    uint16_t* const d = static_cast<uint16_t*>(out_.d);
+    const bool begins = across == 0, ends = across == kStrips - 1 || s.col + kCols >= out_.cols;
     const int64_t start = s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
-    const uint32_t phase = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(d) / 2 + start);
+    uint16_t* const d = static_cast<uint16_t*>(out_.d) + start;
+    const uint32_t phase = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(d) / 2);
     const uint32_t pitch = static_cast<uint32_t>(out_.pitch);
     __syncwarp();
 #pragma unroll
@@ -333,11 +333,12 @@ class EpilogueWarp {
       if (row >= rows) continue;
       // In elements from the first vector on, which is not the tile's alone where a row begins within it.
       const int shift = static_cast<int>((phase + row * pitch) & 7), end = shift + cols;
-      const bool cut = across == 0 && shift > 0;
-      uint16_t* const to = d + (start + row * out_.pitch - shift);
+      const bool cut = begins && shift > 0;
+      uint16_t* const to = d + (row * out_.pitch - shift);
       if (8 * unit + 8 <= end && !(cut && unit == 0)) {
-        *reinterpret_cast<uint4*>(to + 8 * unit) = staged_vector(row, 8 * unit);
+        store_global(to + 8 * unit, staged_vector(row, 8 * unit));
       }
+      if (!begins && !ends) continue;
 #pragma unroll
       for (int j = unit; j < 8; j += kLanes) {
         if (cut && j >= shift && j < end) to[j] = staged_element(row, j);

@@ -1,4 +1,4 @@
-// A thread writes a few 16-byte vectors. A source row may start at any element, so a vector comes out of two
+// A thread writes two 16-byte vectors. A source row may start at any element, so a vector comes out of two
 // aligned ones of the source, which are loaded at full width and shifted in registers; the second is the
 // first one of the next lane, and comes from the L1 cache. Vectors are counted through all rows, so that
 // short rows leave no thread without work; zeros fill a row's last.
@@ -13,7 +13,7 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectors = 4;  // of a thread, in flight together
+constexpr int kVectors = 2;  // of a thread, in flight together: more would make small copies late
 constexpr int kBlockVectors = kThreads * kVectors;
 
 struct RepackWork {

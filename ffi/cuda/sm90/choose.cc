@@ -21,41 +21,37 @@ namespace {
 
 // Rates are per microsecond, times in microseconds.
 constexpr double kDram = 5.2e6;   // bytes
-constexpr double kL2 = 13.92e6;   // bytes, to all multiprocessors
-constexpr double kMma = 3.426e6;  // multiply-adds of a multiprocessor whose consumers cooperate
-constexpr double kPingPongMma = 4e6;
-constexpr double kThreeGroups = 0.921;  // of that rate, where three consumers share a tile
-constexpr double kStep = 0.0609;        // shortest step
-constexpr double kLaunch = 0.862;       // launch, and the way of the first bytes
-constexpr double kFirst = 1.2;          // the first four steps, before the ring runs
-constexpr double kPair = 0.126;         // blocks in pairs: starting and waiting for each other;
-constexpr double kPairCols = 0.181;     // along the columns,
-constexpr double kPairWave = 0.0923;    // at every unit
-constexpr double kPairStep = 0.073;     // and at every step
-constexpr double kPairColsStep = 0.0763;
-constexpr double kSplit = 2.06;        // second kernel
-constexpr double kPartials = 1.782e6;  // bytes, written and read again
-constexpr double kTile = 1.74;         // epilogue of a warpgroup's 64 x 256 results of 2 bytes
-constexpr double kTileFixed = 0.211;
-constexpr double kNarrowStrip = 0.0532;  // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.13;        // epilogue of a transposed tile
-constexpr double kUnaligned64 = 3.9;     // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 4.26;    // of 32
-constexpr double kUnaligned16 = 5.35;    // and of 16
-constexpr double kUnalignedSwapped = 2.75;  // times kSwapped
-constexpr double kStores = 0.00625;    // traffic of unaligned results, whose rows' cost is in their epilogue;
-constexpr double kStoresSwapped = 7;   // columns' pieces are small
-constexpr double kFinished = 2.0;      // with C, bias or activation
-constexpr double kNarrowBlock = 1.27;  // loads in 64-byte lines
-constexpr double kLinesA = 2;          // loads of pieces of 128 bytes that straddle lines,
-constexpr double kLinesB = 1.68;       // and of B, whose pieces lie side by side
-constexpr double kIdleL2 = 0.628;      // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kUneven = 0.706;      // how much of a half-empty last wave's bandwidth is lost
+constexpr double kL2 = 13.24e6;   // bytes, to all multiprocessors
+constexpr double kMma = 3.427e6;  // multiply-adds of a multiprocessor whose consumers cooperate
+constexpr double kPingPongMma = 3.842e6;
+constexpr double kThreeGroups = 0.8804;    // of that rate, where three consumers share a tile
+constexpr double kStep = 0.07584;          // shortest step
+constexpr double kLaunch = 1.624;          // launch, and the way of the first bytes
+constexpr double kPairStep = 0.0777;       // more of a step for blocks in pairs,
+constexpr double kPairColsStep = 0.08961;  // and along the columns
+constexpr double kSplit = 2.466;           // second kernel
+constexpr double kPartials = 2.845e6;      // bytes, written and read again
+constexpr double kTile = 1.742;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
+constexpr double kTileFixed = 0.1965;
+constexpr double kNarrowStrip = 0.2151;  // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.18;        // epilogue of a transposed tile
+constexpr double kUnaligned64 = 2.242;   // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 2.423;   // of 32
+constexpr double kUnaligned16 = 3.915;   // and of 16
+constexpr double kUnalignedSwapped = 2.68;  // times kSwapped
+constexpr double kStoresSwapped = 6.173;    // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished = 2.509;         // with C, bias or activation
+constexpr double kNarrowBlock = 1.378;      // loads in 64-byte lines
+constexpr double kLinesA = 1.762;           // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kLinesB = 2.227;           // and of B, whose pieces lie side by side;
+constexpr double kSectorsA = 1.249;         // of pieces that straddle lines, in whole sectors
+constexpr double kSectorsB = 1.52;
+constexpr double kIdleL2 = 0.6663;     // time of an L2-bound step on an idle machine, over that on a full one
 constexpr double kPulling = 0.3;       // part of the multiprocessors that saturates memory
-constexpr double kContention = 4.1;    // how well multiplying and loading overlap, and
-constexpr double kOverlap = 2.19;      // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 4.322e6;    // bytes, read and written
-constexpr double kRepackFixed = 2.67;
+constexpr double kContention = 4.469;  // how well multiplying and loading overlap, and
+constexpr double kOverlap = 1.931;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 5.54e6;     // bytes, read and written
+constexpr double kRepackFixed = 1.911;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -81,7 +77,9 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 
 // How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
 // copied first do not.
-double straddling(const Matrix& x, double factor) { return x.ld % 64 != 0 && x.ld % 8 == 0 ? factor : 1; }
+double straddling(const Matrix& x, double lines, double sectors) {
+  return x.ld % 64 == 0 || x.ld % 8 != 0 ? 1 : x.ld % 16 == 0 ? sectors : lines;
+}
 
 double unaligned_epilogue(const TileConfig& t, bool swap) {
   if (swap) return kUnalignedSwapped;
@@ -100,7 +98,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const int block = rows_block(t.result_n());
   const bool ping_pong = t.schedule == Schedule::kPingPong;
-  const double a = straddling(p.a, kLinesA), b = straddling(p.b, kLinesB);
+  const double a = straddling(p.a, kLinesA, kSectorsA), b = straddling(p.b, kLinesB, kSectorsB);
   const double meeting = cluster == 1 ? 0 : c.cluster_n > 1 ? kPairColsStep : kPairStep;
   const double rate = ping_pong ? kPingPongMma : t.consumers == 3 ? kMma * kThreeGroups : kMma;
   // Of a tile of which so many columns are multiplied.
@@ -124,7 +122,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   }
   const double steps = waves * split_steps;
   const bool resident = c.grid == Grid::kResident;
-  const double main_loop = steps * step + kFirst * std::min(1.0, steps / 4) * (resident ? 1 : waves);
+  const double main_loop = steps * step;
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
@@ -141,14 +139,12 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double batch = double(s.batch), depth = double(s.k);
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.split_k;
-  const double traffic = c.split_k > 1 ? 0.3 : p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : kStores;
+  // Rows of unaligned results cost more in their epilogue than in memory.
+  const double traffic = c.split_k > 1 ? 0.3 : p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : 0;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
-  const double even = units / (all_waves * running);
-  const double dram =
-      (operands + result * traffic) / (kDram * pulling * (1 - kUneven + kUneven * std::min(even, 1.0)));
+  const double dram = (operands + result * traffic) / (kDram * pulling);
 
   double time = kLaunch + std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
-  if (cluster > 1) time += (c.cluster_n > 1 ? kPairCols : kPair) + kPairWave * waves;
   if (c.split_k > 1) time += kSplit + result / kPartials;
   const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;

@@ -103,12 +103,14 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
 
 def products(kernels: tuple[str, ...] | list[str]) -> int:
     """Run and check the products, one by one; prints how many."""
+    import jax
     import jax.numpy as jnp
     import numpy as np
     from test_gated_launch import check_result, operands
 
     import jaxgemm
 
+    jax.config.update("jax_enable_x64", True)  # for simt's fp64
     count = 0
     for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
         try:

@@ -328,13 +328,13 @@ def better_left(problem: Problem, expected: float) -> str:
     if problem.batch != (1, 1):
         return "XLA's product is as fast for a batch of aligned products"
     least, most = _SMALL[size]
-    if least <= expected < most:
+    side = min(problem.m, problem.n)
+    if least <= expected < most and (size == 4 or side >= _SHORT[0]):
         return ""
     if size == 4:
         return f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
     if expected < least:
         return "the smallest products are as fast by XLA"
-    side = min(problem.m, problem.n)
     long_sums = problem.m * problem.n <= _FEW_RESULTS and problem.k >= _LONG_SUMS
     # XLA makes a kernel of its own of an activation.
     if side >= _SHORT[0] and (side <= _SHORT[1] or long_sums or problem.epilogue.activation):

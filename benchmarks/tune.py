@@ -14,7 +14,6 @@ import argparse
 import datetime
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -105,10 +104,7 @@ def _tune(
 def _problem(case: Case, runner: bench.Bench) -> Problem | None:
     platform = "cuda" if runner.device.platform == "gpu" else str(runner.device.platform)
     found = jaxgemm.explain(lambda *x: case.ours(*x), *case.operands, platform=platform)
-    problem = found.products[0].decision.problem
-    # What is left to XLA is explained with the fp32 sums that it is composed of; the choice is the whole product's.
-    d = jax.eval_shape(lambda *x: case.ours(*x), *case.operands).dtype.name
-    return problem and replace(problem, dtypes=(*problem.dtypes[:2], d))
+    return found.products[0].decision.problem
 
 
 def _contenders(case: Case, problem: Problem | None, runner: bench.Bench, count: int) -> list[tuple[float, str]]:

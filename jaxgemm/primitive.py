@@ -281,7 +281,8 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
         except UnsupportedError as error:
             refusal = refusal or error
             continue
-        if choice.kernel is not None:
+        # What `auto` leaves to XLA is left whole.
+        if choice.kernel is not None or kernel == "auto":
             return Decision(choice, problem, view)
     if choice is None:
         assert refusal is not None

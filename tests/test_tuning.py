@@ -102,6 +102,17 @@ def test_a_measurement_comes_before_the_model(monkeypatch):
 
 
 @cuda
+def test_what_auto_leaves_to_xla_is_left_whole(monkeypatch):
+    """Its fp32 form, with the conversion after it, is another product, which is not in question then."""
+    held = {KEY: tuning.Override("xla", (), 5.0, 7.5)}
+    monkeypatch.setattr(tuning, "overrides", lambda _: held)
+    operands = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((KEY.m, KEY.k), (KEY.k, KEY.n))]
+    (product,) = jaxgemm.explain(jaxgemm.gemm, *operands, platform="cuda").products
+    assert product.kernel == "xla"
+    assert product.decision.problem.dtypes[2] == "bfloat16"
+
+
+@cuda
 def test_a_measured_configuration_that_does_not_fit_is_passed_over(monkeypatch):
     held = {KEY: tuning.Override("wmma_tf32", (), 5.0, 7.5)}
     monkeypatch.setattr(tuning, "overrides", lambda _: held)

@@ -11,21 +11,16 @@
 
 namespace jaxgemm::cuda {
 
-// L2 policies in the encoding that createpolicy gives for whole accesses.
-constexpr uint64_t kEvictNormal = 0x1000000000000000;
-constexpr uint64_t kEvictFirst = 0x12F0000000000000;
-constexpr uint64_t kEvictLast = 0x14F0000000000000;
-
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
-                                         int inner, int outer, int batch1, int batch0, uint64_t policy) {
+                                         int inner, int outer, int batch1, int batch0) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch1), "r"(batch0), "l"(policy)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch1), "r"(batch0)
       : "memory");
 }
 
@@ -33,11 +28,11 @@ __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap
 // receiving block's own barrier counts the bytes.
 __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const CUtensorMap* map,
                                                    uint32_t barrier, int inner, int outer, int batch1,
-                                                   int batch0, uint64_t policy, uint16_t mask) {
+                                                   int batch0, uint16_t mask) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch1), "r"(batch0), "h"(mask), "l"(policy)
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch1), "r"(batch0), "h"(mask)
       : "memory");
 }
 

@@ -1,6 +1,7 @@
 // The constants of one instantiation of the engine, and the parameters of one launch.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "../device/tma.cuh"
@@ -44,19 +45,20 @@ struct Output {
 
 // An operand's coordinates in a batch. A broadcast operand has extent 1 there, so its coordinate stays 0.
 struct BatchMap {
-  Divisor inner;         // batch = outer * inner + rest
-  int x_outer, x_inner;  // 0 or 1
-  int y_outer, y_inner;
+  Divisor inner;             // batch = outer * inner + rest
+  uint8_t x_outer, x_inner;  // 0 or 1
+  uint8_t y_outer, y_inner;
 };
 
 struct Params {
+  // What the first load waits for comes first, in two lines: parameters are cold when a kernel starts.
+  TileSchedule schedule;
+  BatchMap batch;
   CUtensorMap x, y, d;
   CUtensorMap y_narrow;  // kNarrow rows of y where those are not whole blocks
-  TileSchedule schedule;
   Output out;
-  BatchMap batch;
-  uint64_t x_policy, y_policy;
 };
+static_assert(offsetof(Params, x) == 128);
 
 // A gated product's: `up` is the map of the second weight, x or y that of the first.
 struct GatedParams : Params {

@@ -10,15 +10,15 @@ namespace jaxgemm::cuda::sm90 {
 // Consumer `group` of a block. Cooperative groups share every unit; ping-pong groups alternate, and a named
 // barrier for each hands the tensor cores over in turn, since two main loops at once would both finish late.
 template <typename E>
-__device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& shared,
-                                        const ClusterPlace& place, int group, int warp) {
+__device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& shared, int group, int warp) {
+  const ClusterPlace place(p.schedule);
   EpilogueWarp<E> epilogue(p, shared.staging + warp * E::kStagingBytes);
   RingPosition<E::kStages> ring;
   Accumulators<E> acc;
   const int row = E::kPingPong ? 0 : group * E::kGroupRows;
   int turn = 0;
   for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride, ++turn) {
-    const Unit unit = unit_at(p.schedule, place, index);
+    const Unit unit = p.schedule.one_wave ? only_unit(p.schedule) : unit_at(p.schedule, place, index);
     if constexpr (E::kPingPong) {
       if (turn % 2 != group) {
         ring.skip(unit.k_blocks);
@@ -48,47 +48,66 @@ __global__ void __launch_bounds__(E::kThreads, 1)
     gemm_sm90(const __grid_constant__ typename E::Parameters p) {
   extern __shared__ uint8_t dynamic_shared[];
   const SharedLayout<E> shared(dynamic_shared);
-  const ClusterPlace place(p.schedule);
   const int warp = uniform_warp();
-
-  if (warp == 0 && elect_one()) {
-    for (int i = 0; i < E::kStages; ++i) {
-      mbarrier_init(shared.full + 8 * i, 1);
-      mbarrier_init(shared.empty + 8 * i, (E::kPingPong ? 1 : E::kConsumers) * place.size);
-    }
-    mbarrier_init_fence();
-  } else if (warp == 1 && elect_one()) {
-    tma_prefetch_map(&p.x);
-    tma_prefetch_map(&p.y);
-    if constexpr (E::kGated != Gated::kNo) tma_prefetch_map(&p.up);
-    if (p.out.copy) tma_prefetch_map(&p.d);
-  }
-  // A peer's copies and arrivals may reach this block's barriers as soon as the peer runs.
-  if (place.size > 1)
-    cluster_meet();
-  else
+  const auto block_ready = [&] {
     __syncthreads();
-  wait_for_previous_kernel();
+    wait_for_previous_kernel();
+  };
+  const auto cluster_ready = [&] {
+    // A peer's copies and arrivals may reach this block's barriers as soon as the peer runs.
+    cluster_meet();
+    wait_for_previous_kernel();
+  };
+  const auto ready = [&] {
+    if (p.schedule.cluster_shift > 0)
+      cluster_ready();
+    else
+      block_ready();
+  };
 
-  if (warp < 4) {
-    give_registers<E::kProducerRegisters>();
-    if (warp == 0 && elect_one()) {
-      if (place.size > 1)
-        produce<E, true>(p, shared, place);
-      else
-        produce<E, false>(p, shared, place);
-    }
-  } else {
+  // Every access to a parameter is slow at first. The loading warp has the most of them, so it does nothing
+  // else, and the warps beside it do the rest.
+  if (warp >= 4) {
+    ready();
     take_registers<E::kConsumerRegisters>();
-    consume<E>(p, shared, place, warp / 4 - 1, warp - 4);
+    consume<E>(p, shared, warp / 4 - 1, warp - 4);
     // What follows in the stream may be launched, and waits for this kernel's results itself. Sooner it would
     // only wait longer, in the multiprocessors' way: the first warp to say so speaks for the block, and a
     // ping-pong group may have had no unit.
     named_barrier_sync(3, 128 * E::kConsumers);
     release_next_kernel();
+  } else {
+    give_registers<E::kProducerRegisters>();
+    if (warp != 0) {
+      if (warp == 1) {
+        if (elect_one()) {
+          tma_prefetch_map(&p.x);
+          tma_prefetch_map(&p.y);
+          if constexpr (E::kGated != Gated::kNo) tma_prefetch_map(&p.up);
+        }
+      } else if (warp == 2) {
+        if (elect_one()) {
+          for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.full + 8 * i, 1);
+          mbarrier_init_fence();
+        }
+      } else if (elect_one()) {
+        const uint32_t readers = (E::kPingPong ? 1 : E::kConsumers) << p.schedule.cluster_shift;
+        for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.empty + 8 * i, readers);
+        mbarrier_init_fence();
+      }
+      __syncwarp();
+      ready();
+      if (warp == 1 && p.out.copy && elect_one()) tma_prefetch_map(&p.d);
+    } else if (p.schedule.one_wave) {
+      produce<E, Walk::kOneWave>(p, shared, block_ready);
+    } else if (p.schedule.cluster_shift == 0) {
+      produce<E, Walk::kBlocks>(p, shared, block_ready);
+    } else {
+      produce<E, Walk::kClusters>(p, shared, cluster_ready);
+    }
   }
   // The peer may still need this block's shared memory.
-  if (place.size > 1) cluster_meet();
+  if (p.schedule.cluster_shift > 0) cluster_meet();
 }
 
 }  // namespace jaxgemm::cuda::sm90

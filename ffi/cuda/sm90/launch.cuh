@@ -29,7 +29,7 @@ Status launch_engine(const typename E::Parameters& params, const Launch& launch)
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.gridDim = launch.blocks;
   config.blockDim = dim3(E::kThreads);
   config.dynamicSmemBytes = E::kSharedBytes;
   config.stream = launch.stream;

@@ -10,7 +10,7 @@ struct Launch {
   bool after_repack = false;
   int tile = 0;
   int cluster = 1;
-  int64_t blocks = 0;
+  dim3 blocks;
   CUstream_st* stream = nullptr;
 };
 

@@ -13,9 +13,9 @@ template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes
 class TmaOperand {
  public:
   // `peers` blocks, 1 or 2, share the tile; this one is number `slice` of them.
-  __device__ TmaOperand(const CUtensorMap& map, uint64_t policy, uint32_t shared, uint32_t peers,
-                        uint32_t slice, uint32_t peer_mask)
-      : map_(&map), policy_(policy), multicast_(peers > 1), mask_(static_cast<uint16_t>(peer_mask)) {
+  __device__ TmaOperand(const CUtensorMap& map, uint32_t shared, uint32_t peers, uint32_t slice,
+                        uint32_t peer_mask)
+      : map_(&map), multicast_(peers > 1), mask_(static_cast<uint16_t>(peer_mask)) {
     constexpr uint32_t kDivided =
         kMajor == Major::kK ? kLines : kTileK;  // slices are lines, or stretches of k
     skip_ = kMulticast && multicast_ ? static_cast<int>(slice * (kDivided / 2)) : 0;
@@ -46,14 +46,13 @@ class TmaOperand {
  private:
   __device__ void copy(uint32_t destination, uint32_t barrier, int inner, int outer) const {
     if (kMulticast && multicast_) {
-      tma_load_multicast(destination, map_, barrier, inner, outer, batch1_, batch0_, policy_, mask_);
+      tma_load_multicast(destination, map_, barrier, inner, outer, batch1_, batch0_, mask_);
     } else {
-      tma_load(destination, map_, barrier, inner, outer, batch1_, batch0_, policy_);
+      tma_load(destination, map_, barrier, inner, outer, batch1_, batch0_);
     }
   }
 
   const CUtensorMap* map_;
-  uint64_t policy_;
   uint32_t shared_;
   int skip_;
   bool multicast_;
@@ -67,41 +66,82 @@ struct NoOperand {
   __device__ void load(int, uint32_t) {}
 };
 
-template <typename E, bool kMulticast>
+// Where a unit's loads begin.
+struct LoadStart {
+  int row, col, k, k_blocks;
+  int x_batch0, x_batch1, y_batch0, y_batch1;
+  bool narrow;
+
+  // Keeps the compiler from computing all this only where it is used.
+  __device__ __forceinline__ void pin() {
+    asm volatile("" : "+r"(row), "+r"(col), "+r"(k), "+r"(k_blocks));
+    asm volatile("" : "+r"(x_batch0), "+r"(x_batch1), "+r"(y_batch0), "+r"(y_batch1));
+  }
+};
+
+template <typename E>
+__device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& unit) {
+  LoadStart start{};
+  start.row = unit.row * E::kResultM;
+  start.col = unit.col * E::kResultN;
+  start.k = unit.k_begin * kTileK;
+  start.k_blocks = unit.k_blocks;
+  start.narrow = E::kNarrows && unit.col == p.schedule.narrow_col;
+  if (p.schedule.products > 1) {
+    const int batch0 = static_cast<int>(p.batch.inner(unit.batch));
+    const int batch1 = unit.batch - batch0 * static_cast<int>(p.batch.inner.divisor);
+    start.x_batch0 = batch0 * p.batch.x_outer;
+    start.x_batch1 = batch1 * p.batch.x_inner;
+    start.y_batch0 = batch0 * p.batch.y_outer;
+    start.y_batch1 = batch1 * p.batch.y_inner;
+  }
+  return start;
+}
+
+// How a block comes to its units, each with code of its own: instructions are as cold as parameters when a
+// kernel starts, so the usual ways should not step over the others'.
+enum class Walk { kOneWave, kBlocks, kClusters };
+
+// The loading warp's part of a block. Where the first load goes is computed before the barriers are `ready`.
+template <typename E, Walk kWalk, typename F>
 __device__ __forceinline__ void produce(const typename E::Parameters& p, const SharedLayout<E>& shared,
-                                        const ClusterPlace& place) {
+                                        F&& ready) {
+  constexpr bool kMulticast = kWalk == Walk::kClusters;
+  const ClusterPlace place(p.schedule);
   // Blocks of a cluster that differ in row only share y; those that differ in column only share x.
   const uint32_t m = p.schedule.cluster_m, n = p.schedule.cluster_n;
   using X = TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kMulticast, E::kBytesX>;
   using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kMulticast, E::kBytesY>;
   const uint32_t x_mask = (n == 2 ? 1 | 1 << m : 1) << place.row;
   const uint32_t y_mask = (m == 2 ? 3 : 1) << place.col * m;
-  X x(p.x, p.x_policy, shared.x, n, place.col, x_mask);
-  Y y(p.y, p.y_policy, shared.y, m, place.row, y_mask);
+  X x(p.x, shared.x, n, place.col, x_mask);
+  Y y(p.y, shared.y, m, place.row, y_mask);
   // Rows that do not exist take as long to copy as others.
   TmaOperand<E::kY, kNarrow, E::kBlockY, kMulticast, E::kBytesY> y_narrow(
-      E::kY == Major::kK ? p.y_narrow : p.y, p.y_policy, shared.y, m, place.row, y_mask);
+      E::kY == Major::kK ? p.y_narrow : p.y, shared.y, m, place.row, y_mask);
   auto up = [&] {
     if constexpr (E::kGated == Gated::kRows)
-      return X(p.up, p.x_policy, shared.x + E::kBytesX / 2, n, place.col, x_mask);
+      return X(p.up, shared.x + E::kBytesX / 2, n, place.col, x_mask);
     else if constexpr (E::kGated == Gated::kColumns)
-      return Y(p.up, p.y_policy, shared.y + E::kBytesY / 2, m, place.row, y_mask);
+      return Y(p.up, shared.y + E::kBytesY / 2, m, place.row, y_mask);
     else
       return NoOperand{};
   }();
 
+  uint32_t index = place.first_unit;
+  LoadStart start =
+      load_start<E>(p, kWalk == Walk::kOneWave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
+  start.pin();
+  ready();
+  if (!elect_one()) return;
   RingPosition<E::kStages> ring;
-  for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride) {
-    const Unit unit = unit_at(p.schedule, place, index);
-    const int batch0 = static_cast<int>(p.batch.inner(unit.batch));
-    const int batch1 = unit.batch - batch0 * static_cast<int>(p.batch.inner.divisor);
-    const int k = unit.k_begin * kTileK;
-    const int row = unit.row * E::kResultM, col = unit.col * E::kResultN;
-    x.start(row, k, batch0 * p.batch.x_outer, batch1 * p.batch.x_inner);
-    up.start(E::kGated == Gated::kRows ? row : col, k, 0, 0);
+  for (;;) {
+    x.start(start.row, start.k, start.x_batch0, start.x_batch1);
+    up.start(E::kGated == Gated::kRows ? start.row : start.col, start.k, 0, 0);
     const auto load = [&](auto& y, uint32_t bytes) {
-      y.start(col, k, batch0 * p.batch.y_outer, batch1 * p.batch.y_inner);
-      for (int block = 0; block < unit.k_blocks; ++block) {
+      y.start(start.col, start.k, start.y_batch0, start.y_batch1);
+      int left = start.k_blocks;
+      do {
         const uint32_t full = shared.full + 8 * ring.stage;
         mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
         mbarrier_arrive_expect(full, bytes);
@@ -109,15 +149,17 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
         y.load(ring.stage, full);
         up.load(ring.stage, full);
         ring.next();
-      }
+      } while (--left > 0);
     };
-    if constexpr (E::kNarrows) {
-      if (unit.col == p.schedule.narrow_col) {
-        load(y_narrow, E::kBytesX + kNarrow * 128);
-        continue;
-      }
+    if (E::kNarrows && start.narrow) {
+      if constexpr (E::kNarrows) load(y_narrow, E::kBytesX + kNarrow * 128);
+    } else {
+      load(y, E::kStageBytes);
     }
-    load(y, E::kStageBytes);
+    if constexpr (kWalk == Walk::kOneWave) return;
+    index += place.unit_stride;
+    if (index >= p.schedule.units) return;
+    start = load_start<E>(p, unit_at(p.schedule, place, index));
   }
 }
 

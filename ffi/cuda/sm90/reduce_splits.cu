@@ -27,7 +27,6 @@ struct alignas(4 * sizeof(D)) Four {
 template <typename T>
 __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilogue) {
   __shared__ float4 sums[kThreads];
-  wait_for_previous_kernel();
   const uint32_t groups = kThreads >> p.slice_shift;
   const int slice = static_cast<int>(threadIdx.x / groups);
   const uint32_t group = blockIdx.x * groups + threadIdx.x % groups;
@@ -38,8 +37,9 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
   const int begin = slice * each, end = min(begin + each, p.splits);
 
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+  const float* const from = p.data + row * p.pitch + col;
+  wait_for_previous_kernel();
   if (inside) {
-    const float* from = p.data + row * p.pitch + col;
 #pragma unroll 8
     for (int i = begin; i < end; ++i) {
       const float4 x = *reinterpret_cast<const float4*>(from + i * p.split_stride);

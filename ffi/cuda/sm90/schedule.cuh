@@ -5,7 +5,8 @@
 // stretch of K; they are walked in groups of `group` tile rows, down the rows first, so that the tiles in
 // flight form a compact patch and share their operands in L2. A last column of tiles that is cheap to
 // multiply may come after all others, where it fills the last wave's gaps instead of making a wave of its
-// own.
+// own. Where there are no more units than blocks, the order does not matter, and the grid says which is
+// whose.
 #pragma once
 
 #include <cstdint>
@@ -33,17 +34,18 @@ struct Divisor {
 
 struct TileSchedule {
   uint32_t units;
-  uint32_t rows;                  // clusters of tiles along the engine's rows
-  uint32_t group;                 // of those, walked together
-  Divisor tiles;                  // of one split of one product
-  Divisor group_tiles;            // of a group
-  Divisor in_group, in_last;      // rows of a group, and of the last one
-  Divisor splits;                 // partial results in memory
-  uint32_t k_each, k_extra;       // blocks of K of every split; so many of the first have one more
-  uint32_t cluster_m, cluster_n;  // 1 or 2
-  uint32_t cluster_shift;         // log2 of the cluster's blocks
-  int narrow_col;                 // the column of tiles with kNarrow columns or less, or -1
-  bool narrow_last;               // it is not among `tiles`, and follows them; one split of one product
+  uint8_t cluster_m, cluster_n;  // 1 or 2
+  uint8_t cluster_shift;         // log2 of the cluster's blocks
+  bool one_wave;      // the grid is rows x columns x products, a block for each: no clusters, no divisions
+  int narrow_col;     // the column of tiles with kNarrow columns or less, or -1
+  uint32_t products;  // all splits of all products
+  uint32_t k_each, k_extra;   // blocks of K of every split; so many of the first have one more
+  Divisor splits;             // partial results in memory
+  bool narrow_last;           // narrow_col is not among `tiles`, and follows them; one split of one product
+  uint32_t rows;              // clusters of tiles along the engine's rows
+  Divisor tiles;              // of one split of one product
+  Divisor group_tiles;        // of a group of rows that are walked together
+  Divisor in_group, in_last;  // rows of a group, and of the last one
 };
 
 struct Unit {
@@ -52,20 +54,41 @@ struct Unit {
   int k_begin, k_blocks;  // in blocks of kTileK
 };
 
-// This block's place in its cluster, fixed for the whole launch.
+// This block's place in its cluster, and its cluster's in the grid: fixed for the whole launch.
 struct ClusterPlace {
   uint32_t size, row, col;
   uint32_t first_unit, unit_stride;
 
   __device__ explicit ClusterPlace(const TileSchedule& s) {
-    size = s.cluster_m * s.cluster_n;
+    size = 1u << s.cluster_shift;
     const uint32_t rank = size > 1 ? cluster_rank() : 0;
     row = rank & (s.cluster_m - 1);
     col = rank >> (s.cluster_m - 1);
-    first_unit = blockIdx.x >> s.cluster_shift;
-    unit_stride = gridDim.x >> s.cluster_shift;
+    first_unit = s.one_wave ? 0 : blockIdx.x >> s.cluster_shift;
+    unit_stride = s.one_wave ? s.units : gridDim.x >> s.cluster_shift;
   }
 };
+
+__device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uint32_t col, uint32_t product) {
+  Unit unit{};
+  unit.row = static_cast<int>(row);
+  unit.col = static_cast<int>(col);
+  unit.k_blocks = static_cast<int>(s.k_each);
+  if (s.products > 1) {
+    const uint32_t batch = s.splits(product);
+    const uint32_t split = product - batch * s.splits.divisor;
+    unit.split = static_cast<int>(split);
+    unit.batch = static_cast<int>(batch);
+    unit.k_begin = static_cast<int>(split * s.k_each + min(split, s.k_extra));
+    unit.k_blocks += split < s.k_extra ? 1 : 0;
+  }
+  return unit;
+}
+
+// The only unit of a block where there is one wave.
+__device__ __forceinline__ Unit only_unit(const TileSchedule& s) {
+  return unit_of(s, blockIdx.x, blockIdx.y, blockIdx.z);
+}
 
 __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {
   const uint32_t product = s.tiles(index);
@@ -74,22 +97,14 @@ __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlac
     return {
         static_cast<int>(tile * s.cluster_m + place.row), s.narrow_col, 0, 0, 0, static_cast<int>(s.k_each)};
   }
-  const uint32_t batch = s.splits(product);
-  const uint32_t split = product - batch * s.splits.divisor;
   const uint32_t group = s.group_tiles(tile);
   const uint32_t within = tile - group * s.group_tiles.divisor;
-  const uint32_t first_row = group * s.group;
-  const bool last = first_row + s.group > s.rows;
+  const uint32_t first_row = group * s.in_group.divisor;
+  const bool last = first_row + s.in_group.divisor > s.rows;
   const uint32_t col = last ? s.in_last(within) : s.in_group(within);
   const uint32_t row_in_group = within - col * (last ? s.in_last.divisor : s.in_group.divisor);
-  Unit unit;
-  unit.row = static_cast<int>((first_row + row_in_group) * s.cluster_m + place.row);
-  unit.col = static_cast<int>(col * s.cluster_n + place.col);
-  unit.split = static_cast<int>(split);
-  unit.batch = static_cast<int>(batch);
-  unit.k_begin = static_cast<int>(split * s.k_each + min(split, s.k_extra));
-  unit.k_blocks = static_cast<int>(s.k_each + (split < s.k_extra ? 1 : 0));
-  return unit;
+  return unit_of(s, (first_row + row_in_group) * s.cluster_m + place.row, col * s.cluster_n + place.col,
+                 product);
 }
 
 }  // namespace jaxgemm::cuda::sm90

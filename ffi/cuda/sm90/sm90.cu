@@ -238,7 +238,6 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const PlannedOperand &x = plan.x(), &y = plan.y();
   params.batch = {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
                   y.batch_stride[0] != 0, y.batch_stride[1] != 0};
-  params.x_policy = params.y_policy = kEvictNormal;
   const bool narrow = narrow_edge(tile, y.rows);
   Status status = operand_map(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x);
   if (status.ok())
@@ -261,30 +260,34 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   launch.stream = executor.stream;
 
   TileSchedule& s = params.schedule;
-  s.cluster_m = static_cast<uint32_t>(config.cluster_m);
-  s.cluster_n = static_cast<uint32_t>(config.cluster_n);
+  s.cluster_m = static_cast<uint8_t>(config.cluster_m);
+  s.cluster_n = static_cast<uint8_t>(config.cluster_n);
   const int64_t rows = ceil_div(ceil_div(x.rows, tile.result_m()), config.cluster_m);
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.split_k;
   if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
   const int64_t resident = std::min<int64_t>(units, multiprocessors(executor.device) / launch.cluster);
-  launch.blocks = (config.grid == Grid::kResident ? resident : units) * launch.cluster;
+  s.one_wave = units == resident && launch.cluster == 1;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
-  s.narrow_last = narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
+  s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
                   units <= kNarrowLastWaves * resident;
   const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
   s.units = static_cast<uint32_t>(units);
+  s.products = static_cast<uint32_t>(p.batch_count() * config.split_k);
   s.rows = static_cast<uint32_t>(rows);
-  s.group = static_cast<uint32_t>(std::min<int64_t>(config.group, rows));
+  const uint32_t group = static_cast<uint32_t>(std::min<int64_t>(config.group, rows));
   s.tiles = Divisor(s.rows * walked);
-  s.group_tiles = Divisor(s.group * walked);
-  s.in_group = Divisor(s.group);
-  s.in_last = Divisor(s.rows % s.group ? s.rows % s.group : s.group);
+  s.group_tiles = Divisor(group * walked);
+  s.in_group = Divisor(group);
+  s.in_last = Divisor(s.rows % group ? s.rows % group : group);
   s.splits = Divisor(static_cast<uint32_t>(config.split_k));
   const int64_t k_blocks = ceil_div(p.k, kTileK);
   s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
   s.cluster_shift = (s.cluster_m == 2) + (s.cluster_n == 2);
+  launch.blocks = s.one_wave ? dim3(s.rows, static_cast<uint32_t>(cols), s.products)
+                             : dim3(config.grid == Grid::kResident ? resident : units);
+  launch.blocks.x *= launch.cluster;
 
   status = launch_in(p, plan, params, launch);
   if (!status.ok() || config.split_k == 1) return status;

@@ -6,8 +6,24 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// 1 / (1 + exp(-x)). Infinities come out right: exp overflows to infinity, whose reciprocal is 0.
-__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+// Single instructions: the library's versions of both take more, for the sake of results below 2^-126.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal_flushed(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / (1 + 2^x). Infinities come out right: 2^x overflows to infinity, whose reciprocal is 0.
+__device__ __forceinline__ float falling_sigmoid(float x) {
+  return reciprocal_flushed(1.f + exp2_flushed(x));
+}
+// 1 / (1 + exp(-x)).
+__device__ __forceinline__ float fast_sigmoid(float x) { return falling_sigmoid(-1.4426950408889634f * x); }
 
 template <int kCount>
 __device__ __forceinline__ void activate_all(Activation activation, float (&x)[kCount]) {
@@ -19,10 +35,10 @@ __device__ __forceinline__ void activate_all(Activation activation, float (&x)[k
       for (int i = 0; i < kCount; ++i) x[i] = x[i] < 0.f ? 0.f : x[i];
       return;
     case Activation::kGelu:
-      // (1 + tanh(u)) / 2 is sigmoid(2 u).
+      // (1 + tanh(u)) / 2 is sigmoid(2 u), and here 1 / (1 + 2^(-2 u log2(e))).
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        x[i] *= fast_sigmoid(x[i] * (1.5957691216057308f + 0.07135481282553499f * x[i] * x[i]));
+        x[i] *= falling_sigmoid(x[i] * (-2.302208198144325f - 0.10294323460695953f * x[i] * x[i]));
       }
       return;
     case Activation::kSilu:

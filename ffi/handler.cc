@@ -1,6 +1,9 @@
 // The typed FFI handlers, and the only file that sees XLA's headers: decode, check, launch.
 #include "handler.h"
 
+#include <array>
+#include <utility>
+
 #include "check.h"
 #include "cpu/parallel.h"
 #include "recall.h"
@@ -187,8 +190,7 @@ ffi::Error check_facts(const Call& call, const Facts& facts) {
                       "' needs ", facts.workspace));
 }
 
-ffi::Error run(const Call& call, int arch, const Executor& executor) {
-  if (ffi::Error e = check_facts(call, facts_of(call, arch)); e.failure()) return e;
+ffi::Error launch(const Call& call, const Executor& executor) {
   if (call.problem.output_empty()) return ffi::Error::Success();
   if (Status s = call.entry->launch(call.problem, call.buffers, executor); !s.ok()) {
     return ffi::Error::Internal("jaxgemm: " + s.message);
@@ -227,7 +229,8 @@ ffi::Error execute_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
     std::string error = cpu::parallel_for(count, pool.num_threads(), schedule, body);
     if (!error.empty()) failure = std::move(error);
   };
-  ffi::Error status = run(call, 0, executor);
+  if (ffi::Error e = check_facts(call, facts_of(call, 0)); e.failure()) return e;
+  ffi::Error status = launch(call, executor);
   if (status.success() && !failure.empty()) return ffi::Error::Internal("jaxgemm: " + failure);
   return status;
 }
@@ -236,20 +239,8 @@ XLA_FFI_DEFINE_HANDLER(kExecuteCpu, execute_cpu, with_attributes(ffi::Ffi::Bind(
 
 #ifdef JAXGEMM_CUDA
 
-// Not captured, so per-device set-up belongs here: function attributes and module loading.
-template <bool kGated>
-ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                           std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
-                           ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
-                           ffi::Span<const int64_t> config, bool has_bias) {
-  Call call;
-  const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
-  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
-  int arch = 0;
-  if (Status s = cuda::device_arch(device, arch); !s.ok())
-    return ffi::Error::Internal("jaxgemm: " + s.message);
-  Facts& facts = facts_of(call, arch);
-  if (ffi::Error e = check_facts(call, facts); e.failure()) return e;
+// Function attributes and module loading, on a device where that has not been done.
+ffi::Error prepare(const Call& call, Facts& facts, int32_t device) {
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
   if (facts.prepared_on & bit) return ffi::Error::Success();
   if (Status s = cuda::prepare_on_device(*call.entry, call.problem, device); !s.ok()) {
@@ -257,6 +248,53 @@ ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::Remaini
   }
   facts.prepared_on |= bit;
   return ffi::Error::Success();
+}
+
+// Whether this thread has initialized a call on a device. A call is known by where XLA keeps its attributes,
+// as this is asked for every call at every execution of a program. Where XLA has since put another call's in
+// the same place, that one is prepared when it is executed.
+bool initialized_before(const ffi::Dictionary& attributes, int32_t device) {
+  using Known = std::pair<const void*, int32_t>;
+  static thread_local std::array<Known, 1024> table;
+  const Known call{(*attributes.begin()).data(), device + 1};
+  Known& known = table[(reinterpret_cast<uintptr_t>(call.first) >> 4) % table.size()];
+  return std::exchange(known, call) == call;
+}
+
+template <typename T>
+void read(const ffi::Dictionary& from, std::string_view name, T& value, bool& complete) {
+  const ffi::ErrorOr<T> found = from.get<T>(name);
+  if (found.has_value())
+    value = *found;
+  else
+    complete = false;
+}
+
+// Not captured, so per-device set-up belongs here. It reads its attributes only when it needs them.
+template <bool kGated>
+ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                           ffi::Dictionary attributes) {
+  if (attributes.size() == 0 || initialized_before(attributes, device)) return ffi::Error::Success();
+  Attributes attrs{};
+  bool complete = true;
+  read(attributes, "kernel", attrs.kernel, complete);
+  read(attributes, "dims", attrs.dims, complete);
+  read(attributes, "a", attrs.a, complete);
+  read(attributes, "b", attrs.b, complete);
+  read(attributes, "alpha", attrs.alpha, complete);
+  read(attributes, "beta", attrs.beta, complete);
+  read(attributes, "activation", attrs.activation, complete);
+  read(attributes, "config", attrs.config, complete);
+  read(attributes, "has_bias", attrs.has_bias, complete);
+  if (!complete) return ffi::Error::Success();  // which the execute stage will say better
+  Call call;
+  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
+  int arch = 0;
+  if (Status s = cuda::device_arch(device, arch); !s.ok())
+    return ffi::Error::Internal("jaxgemm: " + s.message);
+  Facts& facts = facts_of(call, arch);
+  if (ffi::Error e = check_facts(call, facts); e.failure()) return e;
+  return prepare(call, facts, device);
 }
 
 template <bool kGated>
@@ -270,14 +308,21 @@ ffi::Error execute_cuda(CUstream_st* stream, int32_t device, ffi::RemainingArgs 
   int arch = 0;
   if (Status s = cuda::device_arch(device, arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
+  Facts& facts = facts_of(call, arch);
+  if (ffi::Error e = check_facts(call, facts); e.failure()) return e;
+  if (ffi::Error e = prepare(call, facts, device); e.failure()) return e;
   Executor executor;
   executor.stream = stream;
   executor.device = device;
-  return run(call, arch, executor);
+  return launch(call, executor);
 }
 
 auto bind_initialize() {
-  return with_attributes(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::DeviceOrdinal>());
+  return ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs();
 }
 auto bind_execute() {
   return with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CUstream_st*>>().Ctx<ffi::DeviceOrdinal>());

@@ -309,9 +309,9 @@ _SHORT = (16, 128)
 #: Elements of a result so small that the sums must be split, and how long they are then, in 16-bit types.
 _FEW_RESULTS, _LONG_SUMS = 1 << 16, 4096
 #: Microseconds between which ours are mostly faster. The smallest 16-bit products are by XLA's default kernels about as
-#: fast, each a little more or less (mixed_products), and a program of many takes less wall time (mixed); above them
-#: XLA often takes several kernels. In fp32 its blocks leave multiprocessors idle.
-_SMALL = {2: (3.1, 12.0), 4: (0.0, 300.0)}
+#: fast, each a little more or less (mixed_products); above them XLA often takes several kernels. In fp32 its blocks
+#: leave multiprocessors idle. The 16-bit rule is for results with as many rows and columns as _SHORT's first.
+_SMALL = {2: (2.4, 12.0), 4: (0.0, 300.0)}
 
 
 def better_left(problem: Problem, expected: float) -> str:

@@ -20,38 +20,38 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 5.2e6;   // bytes
-constexpr double kL2 = 13.24e6;   // bytes, to all multiprocessors
-constexpr double kMma = 3.427e6;  // multiply-adds of a multiprocessor whose consumers cooperate
-constexpr double kPingPongMma = 3.842e6;
-constexpr double kThreeGroups = 0.8804;    // of that rate, where three consumers share a tile
-constexpr double kStep = 0.07584;          // shortest step
-constexpr double kLaunch = 1.624;          // launch, and the way of the first bytes
-constexpr double kPairStep = 0.0777;       // more of a step for blocks in pairs,
-constexpr double kPairColsStep = 0.08961;  // and along the columns
-constexpr double kSplit = 2.466;           // second kernel
-constexpr double kPartials = 2.845e6;      // bytes, written and read again
-constexpr double kTile = 1.742;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
-constexpr double kTileFixed = 0.1965;
-constexpr double kNarrowStrip = 0.2151;  // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.18;        // epilogue of a transposed tile
-constexpr double kUnaligned64 = 2.242;   // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 2.423;   // of 32
-constexpr double kUnaligned16 = 3.915;   // and of 16
-constexpr double kUnalignedSwapped = 2.68;  // times kSwapped
-constexpr double kStoresSwapped = 6.173;    // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished = 2.509;         // with C, bias or activation
-constexpr double kNarrowBlock = 1.378;      // loads in 64-byte lines
-constexpr double kLinesA = 1.762;           // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kLinesB = 2.227;           // and of B, whose pieces lie side by side;
-constexpr double kSectorsA = 1.249;         // of pieces that straddle lines, in whole sectors
-constexpr double kSectorsB = 1.52;
-constexpr double kIdleL2 = 0.6663;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.3;       // part of the multiprocessors that saturates memory
-constexpr double kContention = 4.469;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 1.931;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 5.54e6;     // bytes, read and written
-constexpr double kRepackFixed = 1.911;
+constexpr double kDram = 7e6;     // bytes
+constexpr double kL2 = 13.44e6;   // bytes, to all multiprocessors
+constexpr double kMma = 3.374e6;  // multiply-adds of a multiprocessor whose consumers cooperate
+constexpr double kPingPongMma = 3.898e6;
+constexpr double kThreeGroups = 0.8855;   // of that rate, where three consumers share a tile
+constexpr double kStep = 0.07376;         // shortest step
+constexpr double kLaunch = 1.576;         // launch, and the way of the first bytes
+constexpr double kPairStep = 0.08734;     // more of a step for blocks in pairs,
+constexpr double kPairColsStep = 0.1021;  // and along the columns
+constexpr double kSplit = 2.414;          // second kernel
+constexpr double kPartials = 1.792e6;     // bytes, written and read again
+constexpr double kTile = 1.528;           // epilogue of a warpgroup's 64 x 256 results of 2 bytes
+constexpr double kTileFixed = 0.1799;
+constexpr double kNarrowStrip = 0.2935;  // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.153;       // epilogue of a transposed tile
+constexpr double kUnaligned64 = 2.102;   // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 2.675;   // of 32
+constexpr double kUnaligned16 = 3.927;   // and of 16
+constexpr double kUnalignedSwapped = 2.437;  // times kSwapped
+constexpr double kStoresSwapped = 9.602;     // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished = 3.017;          // with C, bias or activation
+constexpr double kNarrowBlock = 1.365;       // loads in 64-byte lines
+constexpr double kLinesA = 1.888;            // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kLinesB = 1.975;            // and of B, whose pieces lie side by side;
+constexpr double kSectorsA = 1.284;          // of pieces that straddle lines, in whole sectors
+constexpr double kSectorsB = 1.273;
+constexpr double kIdleL2 = 0.6686;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kPulling = 0.2;       // part of the multiprocessors that saturates memory
+constexpr double kContention = 5.498;  // how well multiplying and loading overlap, and
+constexpr double kOverlap = 1.597;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 4.101e6;    // bytes, read and written
+constexpr double kRepackFixed = 1.925;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation

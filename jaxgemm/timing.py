@@ -84,6 +84,7 @@ class Timing:
     """Medians over the calls of one program."""
 
     wall_us: float
+    walls_us: tuple[float, ...] = ()  # what the median is of
     device_us: float | None = None
     launches: int = 0
     kernels: tuple[str, ...] = ()
@@ -176,6 +177,7 @@ def measure(
     return {
         name: Timing(
             wall_us=statistics.median(wall[name]),
+            walls_us=tuple(wall[name]),
             device_us=statistics.median(device[name]) if device[name] else None,
             launches=len(kernels.get(name, ())),
             kernels=kernels.get(name, ()),

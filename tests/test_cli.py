@@ -381,7 +381,7 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     assert len({row["problem"] for row in smoke["rows"]}) == len(runner_script.SUITES["smoke"].cases)
     chain = json.loads((folder / "chain.json").read_text())
     assert {row["path"] for row in chain["rows"]} >= {"jaxgemm auto", "XLA default"}
-    assert all(row["wall_us"] > 0 and len(row["compile"]) == 3 for row in chain["rows"])
+    assert all(row["wall_us"] > 0 and row["kept_wall_us"] > 0 and len(row["compile"]) == 3 for row in chain["rows"])
     gated = json.loads((folder / "gated.json").read_text())["rows"]
     assert [row["path"] for row in gated] == ["jaxgemm auto", "jaxgemm host", "XLA default"]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-5 for row in gated)

@@ -198,7 +198,7 @@ ffi::Error launch(const Call& call, const Executor& executor) {
   return ffi::Error::Success();
 }
 
-// The attributes of every stage and platform, in one place.
+// The attributes of the execute stage, on every platform. initialize_cuda reads the same ones by name.
 template <typename Binding>
 auto with_attributes(Binding&& binding) {
   return std::forward<Binding>(binding)

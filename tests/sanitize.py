@@ -72,7 +72,7 @@ def main() -> int:
 def sanitize(sanitizer: str, tool: str, kernels: tuple[str, ...] | list[str]) -> dict[str, Any]:
     """What one tool says: errors (-1 where the run itself failed), products, and the first lines of a failure."""
     print(f"{tool}: products of {', '.join(kernels)}, some minutes", file=sys.stderr)
-    command = [sanitizer, "--tool", tool, "--kernel-name", "kns=jaxgemm", "--print-limit", "5"]
+    command = [sanitizer, "--tool", tool, "--kernel-regex", "kns=jaxgemm", "--print-limit", "5"]
     child = [sys.executable, "-P", __file__, "--products", *(f"--kernel={name}" for name in kernels)]
     environment = {**os.environ, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run([*command, *child], capture_output=True, text=True, env=environment)

@@ -81,7 +81,7 @@ constexpr Option kSm80Options[] = {{"tile", kSm80Tiles}, {"split_k", {}}};
 // What must not follow m for the order of a row's sums to be the same for every m: a split of K does.
 constexpr Pin kSm80Pins[] = {{"tile", 2}, {"split_k", 1}};
 constexpr Pin kSm90Pins[] = {{"split_k", 1}};
-constexpr int64_t kSm90TileN[] = {0, 16, 32, 64, 96, 128, 144, 160, 192, 224, 256};
+constexpr int64_t kSm90TileN[] = {0, 16, 32, 64, 96, 128, 160, 192, 224, 256};
 constexpr Option kSm90Options[] = {{"tile_m", kSm90TileM}, {"tile_n", kSm90TileN}, {"schedule", kUpTo2},
                                    {"cluster_m", kUpTo2},  {"cluster_n", kUpTo2},  {"split_k", {}},
                                    {"swap", kUpTo2},       {"group", {}},          {"grid", kUpTo2}};

@@ -7,51 +7,53 @@
 // results, written and read, and of a second kernel; operands with unaligned rows are copied first. A gated
 // product loads and multiplies whole tiles, and writes half of each.
 //
-// The constants were fitted to timings of products on an H200, row-major operands, by the time that the
-// model's choice loses against the best configuration timed. They absorb what the model leaves out, so they
+// The constants were fitted to timings of products on an H200 by the time that the model's choice loses
+// against the best configuration timed. They absorb what the model leaves out, so they
 // are not the machine's rates.
 #include <algorithm>
 #include <cmath>
 #include <set>
 
+#include "../device/major.h"
 #include "configs.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 7e6;     // bytes
-constexpr double kL2 = 13.44e6;   // bytes, to all multiprocessors
-constexpr double kMma = 3.374e6;  // multiply-adds of a multiprocessor whose consumers cooperate
-constexpr double kPingPongMma = 3.898e6;
-constexpr double kThreeGroups = 0.8855;   // of that rate, where three consumers share a tile
-constexpr double kStep = 0.07376;         // shortest step
-constexpr double kLaunch = 1.576;         // launch, and the way of the first bytes
-constexpr double kPairStep = 0.08734;     // more of a step for blocks in pairs,
-constexpr double kPairColsStep = 0.1021;  // and along the columns
-constexpr double kSplit = 2.414;          // second kernel
-constexpr double kPartials = 1.792e6;     // bytes, written and read again
-constexpr double kTile = 1.528;           // epilogue of a warpgroup's 64 x 256 results of 2 bytes
-constexpr double kTileFixed = 0.1799;
-constexpr double kNarrowStrip = 0.2935;  // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.153;       // epilogue of a transposed tile
-constexpr double kUnaligned64 = 2.102;   // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 2.675;   // of 32
-constexpr double kUnaligned16 = 3.927;   // and of 16
-constexpr double kUnalignedSwapped = 2.437;  // times kSwapped
-constexpr double kStoresSwapped = 9.602;     // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished = 3.017;          // with C, bias or activation
-constexpr double kNarrowBlock = 1.365;       // loads in 64-byte lines
-constexpr double kLinesA = 1.888;            // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kLinesB = 1.975;            // and of B, whose pieces lie side by side;
-constexpr double kSectorsA = 1.284;          // of pieces that straddle lines, in whole sectors
-constexpr double kSectorsB = 1.273;
-constexpr double kIdleL2 = 0.6686;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.2;       // part of the multiprocessors that saturates memory
-constexpr double kContention = 5.498;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 1.597;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 4.101e6;    // bytes, read and written
-constexpr double kRepackFixed = 1.925;
+constexpr double kDram = 8.038e6;  // bytes
+constexpr double kL2 = 14.98e6;    // bytes, to all multiprocessors
+constexpr double kMma = 3.86e6;    // multiply-adds of a multiprocessor whose consumers cooperate
+constexpr double kPingPongMma = 4.796e6;
+constexpr double kThreeGroups = 0.8633;    // of that rate, where three consumers share a tile
+constexpr double kStep = 0.05434;          // shortest step
+constexpr double kLaunch = 1.698;          // launch, and the way of the first bytes
+constexpr double kPairStep = 0.08712;      // more of a step for blocks in pairs,
+constexpr double kPairColsStep = 0.09323;  // and along the columns
+constexpr double kSplit = 1.88;            // second kernel
+constexpr double kPartials = 1.909e6;      // bytes, written and read again
+constexpr double kTile = 1.552;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
+constexpr double kTurn = 0.333;            // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.2611;    // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.272;         // epilogue of a transposed tile
+constexpr double kUnaligned64 = 2.013;  // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 2.826;  // of 32
+constexpr double kUnaligned16 = 5.373;  // and of 16
+constexpr double kUnalignedSwapped = 1.894;  // times kSwapped
+constexpr double kStoresSwapped = 8.827;     // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished = 2.935;          // with C, bias or activation, where it is hidden,
+constexpr double kFinishedInTurn = 3.291;    // and where it is not
+constexpr double kNarrowBlock = 1.395;       // loads in 64-byte lines
+constexpr double kLines = 2.085;             // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kLinesAcross = 2.055;       // and where pieces of a tile lie side by side;
+constexpr double kSectors = 1.425;           // of pieces that straddle lines, in whole sectors
+constexpr double kSectorsAcross = 1.413;
+constexpr double kIdleL2 = 0.4414;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kPulling = 0.3489;    // part of the multiprocessors that saturates memory
+constexpr double kContention = 2.941;  // how well multiplying and loading overlap, and
+constexpr double kOverlap = 1.393;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 4.366e6;    // bytes, read and written
+constexpr double kRepackFixed = 2.269;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -77,8 +79,10 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 
 // How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
 // copied first do not.
-double straddling(const Matrix& x, double lines, double sectors) {
-  return x.ld % 64 == 0 || x.ld % 8 != 0 ? 1 : x.ld % 16 == 0 ? sectors : lines;
+double straddling(const Matrix& x, Major major) {
+  if (x.ld % 64 == 0 || x.ld % 8 != 0) return 1;
+  const bool across = major == Major::kMN;
+  return x.ld % 16 == 0 ? (across ? kSectorsAcross : kSectors) : across ? kLinesAcross : kLines;
 }
 
 double unaligned_epilogue(const TileConfig& t, bool swap) {
@@ -98,7 +102,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const int block = rows_block(t.result_n());
   const bool ping_pong = t.schedule == Schedule::kPingPong;
-  const double a = straddling(p.a, kLinesA, kSectorsA), b = straddling(p.b, kLinesB, kSectorsB);
+  const double a = straddling(p.a, p.a.transposed ? Major::kMN : Major::kK);
+  const double b = straddling(p.b, p.b.transposed ? Major::kK : Major::kMN);
   const double meeting = cluster == 1 ? 0 : c.cluster_n > 1 ? kPairColsStep : kPairStep;
   const double rate = ping_pong ? kPingPongMma : t.consumers == 3 ? kMma * kThreeGroups : kMma;
   // Of a tile of which so many columns are multiplied.
@@ -126,15 +131,16 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
-  double epilogue = kTile * results / (ping_pong ? 1 : t.consumers) / 16384 * result_bytes / 2 + kTileFixed;
+  double epilogue = kTile * results / (ping_pong ? 1 : t.consumers) / 16384 * result_bytes / 2;
   if (c.split_k == 1) {
     if (c.swap) epilogue *= kSwapped;
     epilogue *=
         p.n % 8 != 0 ? unaligned_epilogue(t, c.swap) : 1 + kNarrowStrip * (64.0 / t.strip_columns() - 1);
-    if (p.has_c || p.has_bias || p.activation != Activation::kNone) epilogue *= kFinished;
+    if (p.has_c || p.has_bias || p.activation != Activation::kNone)
+      epilogue *= ping_pong ? kFinished : kFinishedInTurn;
   }
   double busy = main_loop + waves * epilogue;
-  if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2) + epilogue;
+  if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2 + all_waves * kTurn) + epilogue;
 
   const double batch = double(s.batch), depth = double(s.k);
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);

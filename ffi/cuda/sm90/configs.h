@@ -54,7 +54,6 @@ constexpr TileConfig kTiles[] = {
     {128, 160, 2, Schedule::kCooperative},  // no second tile for a block: both groups store the one there is
     {128, 128, 2, Schedule::kCooperative},
     {128, 160, 2, Schedule::kPingPong},
-    {128, 144, 2, Schedule::kPingPong},
     {128, 128, 2, Schedule::kPingPong},
     {128, 96, 2, Schedule::kPingPong},
     {128, 64, 2, Schedule::kPingPong},

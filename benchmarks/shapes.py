@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from jaxgemm.case import Case
+
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from chain import CHAINS
 
 
 @dataclass(frozen=True)
@@ -128,11 +136,66 @@ _UNSEEN: tuple[Case, ...] = tuple(
     )
 )
 
+# Products at random, for what auto is worth on shapes that nobody chose: by kind the ranges of m, n and k, and what
+# they are multiples of. Neither the cost models nor auto's rules were read off these.
+_KINDS: tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, ...]], ...] = (
+    ((1, 15), (1024, 32768), (1024, 16384), (8, 64, 256)),
+    ((16, 128), (1024, 32768), (1024, 16384), (8, 64, 256)),
+    ((128, 1024), (1024, 16384), (1024, 8192), (8, 64)),
+    ((256, 4096), (256, 4096), (256, 4096), (8, 16, 64)),
+    ((1024, 8192), (1024, 16384), (1024, 8192), (64, 128)),
+    ((8000, 200000), (16, 512), (16, 512), (8, 32)),
+    ((16, 512), (16, 512), (8000, 200000), (8, 64)),
+    ((20, 4000), (20, 4000), (20, 4000), (1,)),
+    ((16, 1024), (16, 1024), (16, 1024), (8, 16, 64)),
+    ((16, 8192), (1024, 16384), (512, 8192), (64,)),
+)
+_BATCHED, _ACTIVATED = 8, 9  # of the kinds above
+
+
+def _survey(each: int, seed: int, most: float = 1e12) -> tuple[Case, ...]:
+    """As many products of each kind, no one of more than `most` operations."""
+    draw = random.Random(seed)
+
+    def extent(low: int, high: int, multiple: int) -> int:
+        x = math.exp(draw.uniform(math.log(low), math.log(high)))
+        return max(multiple, round(x / multiple) * multiple)
+
+    def case(kind: int) -> Case:
+        m, n, k, multiples = _KINDS[kind]
+        more: dict[str, Any] = {"layout": draw.choice(("NN", "NN", "NT", "TN"))}
+        if kind == _ACTIVATED:
+            more = {"bias": True, "activation": draw.choice(("gelu", "silu", "relu"))}
+        if kind == _BATCHED:
+            more["batch"] = extent(2, 512, 1)
+        narrow = m[1] <= 128 or m[1] > 8 * n[1]  # rows may be any number, as tokens are
+        rows = extent(*m, 1 if narrow else draw.choice(multiples))
+        if narrow and more["layout"] == "TN":
+            more["layout"] = "NN"  # where that would be the pitch of rows
+        return Case(rows, extent(*n, draw.choice(multiples)), extent(*k, draw.choice(multiples)), "bfloat16", **more)
+
+    cases: list[Case] = []
+    for kind in range(len(_KINDS)):
+        kept = [
+            one for one in (case(kind) for _ in range(4 * each)) if 2 * one.m * one.n * one.k * (one.batch or 1) <= most
+        ]
+        cases += kept[:each]
+    return tuple(cases)
+
+
+#: The products of the chain "mixed", one by one.
+_MIXED: tuple[Case, ...] = tuple(
+    Case(CHAINS["mixed"].rows, n, k, CHAINS["mixed"].dtype)
+    for k, n in zip(CHAINS["mixed"].widths, (*CHAINS["mixed"].widths[1:], CHAINS["mixed"].widths[0]), strict=True)
+)
+
 SUITES: dict[str, Suite] = {
     "smoke": Suite((Case(32, 24, 40), Case(17, 19, 23, layout="TT"), Case(8, 8, 8, batch=3)), ("auto",)),
     "sgemm": Suite(_SGEMM, ("auto", "simt")),
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
+    "survey": Suite(_survey(12, 2026), ("auto", "sm90")),
+    "mixed_products": Suite(_MIXED, ("auto", "sm90")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

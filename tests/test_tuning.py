@@ -42,7 +42,7 @@ cuda = pytest.mark.skipif(not built("sm90"), reason="this build has no CUDA kern
 @pytest.mark.parametrize(
     "shape",
     [(640, 488, 2051), (2047, 2049, 2051), (512, 512, 512), (64, 4096, 4096), (4096, 96, 4096)],
-    ids=["unaligned", "large and unaligned", "small", "few rows", "few columns"],
+    ids=["unaligned", "large and unaligned", "small", "short", "few columns"],
 )
 def test_auto_on_hopper(dtype, precision, chosen, shape):
     choice = select.select(problem(dtype, *shape), HOPPER, precision=precision)
@@ -56,10 +56,23 @@ def test_auto_on_hopper(dtype, precision, chosen, shape):
     [
         problem(m=160, n=160, k=24000),
         problem(m=4096, n=4096, k=4096, epilogue=Epilogue(activation="gelu")),
+        problem(m=4, n=8192, k=8200),
+        problem(m=1000, n=800, k=4200),
+        problem(m=300, n=101, k=300),
     ],
-    ids=["long sums", "an activation"],
+    ids=["long sums", "an activation", "padded sums for few rows", "padded sums", "unaligned"],
 )
 def test_auto_where_xla_runs_several_kernels(given):
+    assert select.select(given, HOPPER).kernel.name == "sm90"
+
+
+@cuda
+@pytest.mark.parametrize(
+    "given",
+    [problem(m=60000, n=64, k=64), replace(problem(m=320, n=320, k=96), batch=(1, 8))],
+    ids=["long", "a small batch"],
+)
+def test_auto_where_ours_are_as_good(given):
     assert select.select(given, HOPPER).kernel.name == "sm90"
 
 
@@ -72,6 +85,10 @@ def test_auto_where_xla_runs_several_kernels(given):
         (problem(m=64, n=32001, k=2048), HOPPER, None, "XLA's should take"),
         (problem(m=96, n=256, k=64), HOPPER, None, "the smallest products"),
         (problem(m=96, n=200, k=128), HOPPER, None, "the smallest products"),
+        (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
+        (problem(m=4, n=8192, k=8192), HOPPER, None, "needs no padding"),
+        (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),
+        (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),
         (replace(problem(m=64, n=64, k=64), batch=(1, 1024)), HOPPER, None, "a batch of aligned products"),
         (problem(m=8, n=4096, k=4096, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),
         (problem("uint8", out="int32"), HOPPER, None, "known to be faster for uint8"),

@@ -23,7 +23,8 @@ from jaxgemm import bench, report, tuning
 from jaxgemm.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
 from jaxgemm.kernels import device_for, find_kernel
 from jaxgemm.problem import Problem
-from jaxgemm.select import CONTENDERS, better_left, candidates, check
+from jaxgemm.select import CONTENDERS, candidates, check
+from jaxgemm.xla_hopper import better_left
 
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))

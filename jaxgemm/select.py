@@ -22,6 +22,7 @@ from jaxgemm.dtypes import KERNEL_DTYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
+from jaxgemm.xla_hopper import better_left, unaligned, unaligned_microseconds
 
 #: The largest workspace a kernel may ask XLA for, in bytes.
 MAX_WORKSPACE = 1 << 30
@@ -225,8 +226,8 @@ def _composed(problem: Problem, device: Device) -> float:
     single = replace(problem, dtypes=(a, b, "float32"), epilogue=Epilogue(), gated=False)
     tried = [resolve(name, (), single, device) for name in CONTENDERS.get(a, (0, 0, ()))[2]]
     product = min((_expected(found) for found in tried if isinstance(found, Choice)), default=math.inf)
-    if _unaligned(problem):
-        product = min(product, _xla_unaligned(single))
+    if unaligned(problem):
+        product = min(product, unaligned_microseconds(single))
     least, rate = _COMBINING
     moved = problem.m * problem.n * (4 + 4 + np.dtype(jnp.dtype(d)).itemsize)
     return 2 * product + least + moved / rate
@@ -298,95 +299,6 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
     if reason := better_left(problem, _expected(best)):
         return _xla(reason)
     return replace(best, why=f"expected to be the fastest for {dtype} here")
-
-
-#: Bytes that the rows of an operand must be a multiple of, or XLA pads it, or uses its slower kernels.
-_PITCH = 16
-#: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds: where sums are up
-#: to so long, or of whole steps (_WHOLE), and for others, for which XLA copies operands and adds up parts.
-_XLA_UNALIGNED, _XLA_SUMS = (60e6, 2.2e6, (1.3, 6.0)), 192
-#: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
-#: side from which on it is not.
-_SHORT, _LONG = (16, 128), 16384
-#: Elements of a result so small that the sums must be split, and how long they are then, in 16-bit types.
-_FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
-#: What the length of split sums must be a multiple of, or XLA copies both operands to pad them; the length from which
-#: on it splits sums for few rows, and for results of up to so many elements.
-_WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 64, 1024, (2048, 1 << 20)
-#: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
-#: and sums of so many elements on, if both are multiples of the last.
-_STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
-#: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
-#: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
-#: columns as _SHORT's first.
-_SMALL = {2: 14.0, 4: 300.0}
-#: The smallest 16-bit products, in microseconds, and the sums up to which XLA's kernel is faster: one step along k.
-_SMALLEST, _ONE_STEP = 3.0, 64
-#: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
-_SMALL_BATCH, _BATCH_SUMS = (2.15, 3.5), 96
-
-
-def better_left(problem: Problem, expected: float) -> str:
-    """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
-
-    Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, survey, sgemm and mixed_products of
-    benchmarks/shapes.py, and some 280 other products.
-    """
-    size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
-    if _unaligned(problem):
-        if size == 4:
-            return ""
-        theirs = _xla_unaligned(problem)
-        return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
-    if size == 2:
-        return _better_left_aligned(problem, expected)
-    if problem.batch != (1, 1):
-        return _NO_BATCH
-    return "" if expected < _SMALL[size] else _NO_PADDING
-
-
-_NO_BATCH = "XLA's product is as fast for a batch of aligned products"
-_NO_PADDING = f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
-
-
-def _better_left_aligned(problem: Problem, expected: float) -> str:
-    """The rules for 16-bit products of aligned rows."""
-    k, results = problem.k, problem.m * problem.n
-    side, long = sorted((problem.m, problem.n))
-    padded = k % _WHOLE != 0
-    if problem.batch != (1, 1):
-        return "" if _SMALL_BATCH[0] <= expected < _SMALL_BATCH[1] and k >= _BATCH_SUMS else _NO_BATCH
-    if side < _SHORT[0]:
-        return "" if padded and k >= _SPLIT_FEW_ROWS else _NO_PADDING
-    if k <= _STREAMED_SUMS and long >= _STREAMED:
-        whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
-        return "" if whole and min(side, k) >= _STREAMED_FROM else "short sums for a long result are as fast by XLA"
-    if padded and k >= _SPLIT[0] and results <= _SPLIT[1]:
-        return ""
-    if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):
-        return f"from a long side of {_LONG} on a product with a short one is as fast by XLA"
-    if expected < _SMALLEST and k <= _ONE_STEP:
-        return "the smallest products of short sums are as fast by XLA"
-    # XLA makes a kernel of its own of an activation.
-    long_sums = results <= _FEW_RESULTS and k >= _LONG_SUMS
-    if expected < _SMALL[2] or side <= _SHORT[1] or long_sums or problem.epilogue.activation:
-        return ""
-    return _NO_PADDING
-
-
-def _unaligned(problem: Problem) -> bool:
-    size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
-    return any(x.ld * size % _PITCH for x in (problem.a, problem.b))
-
-
-def _xla_unaligned(problem: Problem) -> float:
-    """Microseconds that XLA's kernels for unaligned rows should take."""
-    rate, bandwidth, least = _XLA_UNALIGNED
-    size, batch = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize, math.prod(problem.batch)
-    shape = (problem.m, problem.n, problem.k)
-    traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
-    padded = problem.k > _XLA_SUMS and problem.k % _WHOLE != 0
-    return least[padded] + max(batch * math.prod(shape) / rate, traffic / bandwidth)
 
 
 def _expected(choice: Choice) -> float:

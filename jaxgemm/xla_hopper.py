@@ -1,0 +1,104 @@
+"""What XLA's own product is expected to do on Hopper, and so where it should be no slower than ours.
+
+XLA times its candidates when it compiles a program, so its choice cannot be known when ours is made. But what it
+chooses from is known: cuBLAS, or kernels generated for a fusion, which it may split along k. By its choices it times
+those without the copies and the sums around them, as it takes some that are slow with them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgemm.problem import Problem
+
+#: Bytes that the rows of an operand must be a multiple of, or XLA pads it, or uses its slower kernels.
+_PITCH = 16
+#: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds: where sums are up
+#: to so long, or of whole steps (_WHOLE), and for others, for which XLA copies operands and adds up parts.
+_XLA_UNALIGNED, _XLA_SUMS = (60e6, 2.2e6, (1.3, 6.0)), 192
+#: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
+#: side from which on it is not.
+_SHORT, _LONG = (16, 128), 16384
+#: Elements of a result so small that the sums must be split, and how long they are then, in 16-bit types.
+_FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
+#: What the length of split sums must be a multiple of, or XLA copies both operands to pad them; the length from which
+#: on it splits sums for few rows, and for results of up to so many elements.
+_WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 64, 1024, (2048, 1 << 20)
+#: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
+#: and sums of so many elements on, if both are multiples of the last.
+_STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
+#: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
+#: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
+#: columns as _SHORT's first.
+_SMALL = {2: 14.0, 4: 300.0}
+#: The smallest 16-bit products, in microseconds, and the sums up to which XLA's kernel is faster: one step along k.
+_SMALLEST, _ONE_STEP = 3.0, 64
+#: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
+_SMALL_BATCH, _BATCH_SUMS = (2.15, 3.5), 96
+
+
+def better_left(problem: Problem, expected: float) -> str:
+    """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
+
+    Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, survey, sgemm and mixed_products of
+    benchmarks/shapes.py, and some 280 other products.
+    """
+    size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
+    if unaligned(problem):
+        if size == 4:
+            return ""
+        theirs = unaligned_microseconds(problem)
+        return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
+    if size == 2:
+        return _aligned_16bit(problem, expected)
+    if problem.batch != (1, 1):
+        return _NO_BATCH
+    return "" if expected < _SMALL[size] else _NO_PADDING
+
+
+_NO_BATCH = "XLA's product is as fast for a batch of aligned products"
+_NO_PADDING = f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
+
+
+def _aligned_16bit(problem: Problem, expected: float) -> str:
+    """The rules for 16-bit products of aligned rows."""
+    k, results = problem.k, problem.m * problem.n
+    side, long = sorted((problem.m, problem.n))
+    padded = k % _WHOLE != 0
+    if problem.batch != (1, 1):
+        return "" if _SMALL_BATCH[0] <= expected < _SMALL_BATCH[1] and k >= _BATCH_SUMS else _NO_BATCH
+    if side < _SHORT[0]:
+        return "" if padded and k >= _SPLIT_FEW_ROWS else _NO_PADDING
+    if k <= _STREAMED_SUMS and long >= _STREAMED:
+        whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
+        return "" if whole and min(side, k) >= _STREAMED_FROM else "short sums for a long result are as fast by XLA"
+    if padded and k >= _SPLIT[0] and results <= _SPLIT[1]:
+        return ""
+    if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):
+        return f"from a long side of {_LONG} on a product with a short one is as fast by XLA"
+    if expected < _SMALLEST and k <= _ONE_STEP:
+        return "the smallest products of short sums are as fast by XLA"
+    # XLA makes a kernel of its own of an activation.
+    long_sums = results <= _FEW_RESULTS and k >= _LONG_SUMS
+    if expected < _SMALL[2] or side <= _SHORT[1] or long_sums or problem.epilogue.activation:
+        return ""
+    return _NO_PADDING
+
+
+def unaligned(problem: Problem) -> bool:
+    """Whether rows of an operand are no multiple of 16 bytes."""
+    size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
+    return any(x.ld * size % _PITCH for x in (problem.a, problem.b))
+
+
+def unaligned_microseconds(problem: Problem) -> float:
+    """Microseconds that XLA's kernels for unaligned rows should take."""
+    rate, bandwidth, least = _XLA_UNALIGNED
+    size, batch = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize, math.prod(problem.batch)
+    shape = (problem.m, problem.n, problem.k)
+    traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
+    padded = problem.k > _XLA_SUMS and problem.k % _WHOLE != 0
+    return least[padded] + max(batch * math.prod(shape) / rate, traffic / bandwidth)

@@ -44,7 +44,7 @@ def better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
     Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, survey, sgemm and mixed_products of
-    benchmarks/shapes.py, and some 280 other products.
+    benchmarks/shapes.py, and other products drawn as survey's are.
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if unaligned(problem):

@@ -61,6 +61,31 @@ struct Attributes {
   bool has_bias;
 };
 
+template <typename T>
+void read(const ffi::Dictionary& from, std::string_view name, T& value, std::string& wrong) {
+  const ffi::ErrorOr<T> found = from.get<T>(name);
+  if (found.has_value()) {
+    value = *found;
+  } else if (wrong.empty()) {
+    wrong = join("attribute '", name, "': ", found.error().message());
+  }
+}
+
+ffi::Error read_attributes(const ffi::Dictionary& from, Attributes& attrs) {
+  if (from.size() != 9) return invalid(join("expected 9 attributes, got ", from.size()));
+  std::string wrong;
+  read(from, "kernel", attrs.kernel, wrong);
+  read(from, "dims", attrs.dims, wrong);
+  read(from, "a", attrs.a, wrong);
+  read(from, "b", attrs.b, wrong);
+  read(from, "alpha", attrs.alpha, wrong);
+  read(from, "beta", attrs.beta, wrong);
+  read(from, "activation", attrs.activation, wrong);
+  read(from, "config", attrs.config, wrong);
+  read(from, "has_bias", attrs.has_bias, wrong);
+  return wrong.empty() ? ffi::Error::Success() : invalid(wrong);
+}
+
 struct Call {
   GemmProblem problem;
   GemmBuffers buffers;
@@ -88,8 +113,10 @@ int64_t elements(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buf
 
 // Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results are d, then a
 // workspace if there is one.
-ffi::Error decode(const Attributes& attrs, ffi::RemainingArgs args, ffi::RemainingRets rets,
+ffi::Error decode(const ffi::Dictionary& attributes, ffi::RemainingArgs args, ffi::RemainingRets rets,
                   Platform platform, bool gated, Call& call) {
+  Attributes attrs{};
+  if (ffi::Error e = read_attributes(attributes, attrs); e.failure()) return e;
   const bool has_c = !is_zero(attrs.beta);
   const size_t arity = 2u + gated + has_c + attrs.has_bias;
   if (args.size() != arity) {
@@ -198,30 +225,10 @@ ffi::Error launch(const Call& call, const Executor& executor) {
   return ffi::Error::Success();
 }
 
-// The attributes of the execute stage, on every platform. initialize_cuda reads the same ones by name.
-template <typename Binding>
-auto with_attributes(Binding&& binding) {
-  return std::forward<Binding>(binding)
-      .RemainingArgs()
-      .RemainingRets()
-      .template Attr<std::string_view>("kernel")
-      .template Attr<ffi::Span<const int64_t>>("dims")
-      .template Attr<ffi::Span<const int64_t>>("a")
-      .template Attr<ffi::Span<const int64_t>>("b")
-      .template Attr<double>("alpha")
-      .template Attr<double>("beta")
-      .template Attr<std::string_view>("activation")
-      .template Attr<ffi::Span<const int64_t>>("config")
-      .template Attr<bool>("has_bias");
-}
-
 ffi::Error execute_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                       std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
-                       ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
-                       ffi::Span<const int64_t> config, bool has_bias) {
+                       ffi::Dictionary attributes) {
   Call call;
-  const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
-  if (ffi::Error e = decode(attrs, args, rets, Platform::kCpu, false, call); e.failure()) return e;
+  if (ffi::Error e = decode(attributes, args, rets, Platform::kCpu, false, call); e.failure()) return e;
   Executor executor;
   std::string failure;
   executor.parallel_for = [&](int64_t count, const std::function<void(int64_t)>& body) {
@@ -235,7 +242,8 @@ ffi::Error execute_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
   return status;
 }
 
-XLA_FFI_DEFINE_HANDLER(kExecuteCpu, execute_cpu, with_attributes(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+XLA_FFI_DEFINE_HANDLER(kExecuteCpu, execute_cpu,
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 #ifdef JAXGEMM_CUDA
 
@@ -261,34 +269,13 @@ bool initialized_before(const ffi::Dictionary& attributes, int32_t device) {
   return std::exchange(known, call) == call;
 }
 
-template <typename T>
-void read(const ffi::Dictionary& from, std::string_view name, T& value, bool& complete) {
-  const ffi::ErrorOr<T> found = from.get<T>(name);
-  if (found.has_value())
-    value = *found;
-  else
-    complete = false;
-}
-
 // Not captured, so per-device set-up belongs here. It reads its attributes only when it needs them.
 template <bool kGated>
 ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                            ffi::Dictionary attributes) {
   if (attributes.size() == 0 || initialized_before(attributes, device)) return ffi::Error::Success();
-  Attributes attrs{};
-  bool complete = true;
-  read(attributes, "kernel", attrs.kernel, complete);
-  read(attributes, "dims", attrs.dims, complete);
-  read(attributes, "a", attrs.a, complete);
-  read(attributes, "b", attrs.b, complete);
-  read(attributes, "alpha", attrs.alpha, complete);
-  read(attributes, "beta", attrs.beta, complete);
-  read(attributes, "activation", attrs.activation, complete);
-  read(attributes, "config", attrs.config, complete);
-  read(attributes, "has_bias", attrs.has_bias, complete);
-  if (!complete) return ffi::Error::Success();  // which the execute stage will say better
   Call call;
-  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
+  if (ffi::Error e = decode(attributes, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
   int arch = 0;
   if (Status s = cuda::device_arch(device, arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
@@ -299,12 +286,9 @@ ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::Remaini
 
 template <bool kGated>
 ffi::Error execute_cuda(CUstream_st* stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                        std::string_view kernel, ffi::Span<const int64_t> dims, ffi::Span<const int64_t> a,
-                        ffi::Span<const int64_t> b, double alpha, double beta, std::string_view activation,
-                        ffi::Span<const int64_t> config, bool has_bias) {
+                        ffi::Dictionary attributes) {
   Call call;
-  const Attributes attrs{kernel, dims, a, b, alpha, beta, activation, config, has_bias};
-  if (ffi::Error e = decode(attrs, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
+  if (ffi::Error e = decode(attributes, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
   int arch = 0;
   if (Status s = cuda::device_arch(device, arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
@@ -325,7 +309,12 @@ auto bind_initialize() {
       .Attrs();
 }
 auto bind_execute() {
-  return with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CUstream_st*>>().Ctx<ffi::DeviceOrdinal>());
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<CUstream_st*>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs();
 }
 
 // The execute stage only launches kernels on the given stream, so XLA may capture it in a command buffer.

@@ -72,8 +72,8 @@ constexpr TypeRule k16BitTypes[] = {{kF16, kF16, kF16, kF32},
                                     {kBF16, kBF16, kF32, kF32}};
 
 // 0 leaves an option to the kernel's cost model.
-constexpr int64_t kUpTo2[] = {0, 1, 2}, kSm80Tiles[] = {0, 1, 2, 3, 4, 5};
-constexpr int64_t kSm90TileM[] = {0, 64, 128, 192, 256};
+constexpr int64_t kUpTo2[] = {0, 1, 2}, kUpTo4[] = {0, 1, 2, 4}, kSm80Tiles[] = {0, 1, 2, 3, 4, 5};
+constexpr int64_t kSm90TileM[] = {0, 64, 128, 192};
 constexpr int64_t kUpTo8[] = {0, 1, 2, 4, 8};
 constexpr Option kGemvOptions[] = {{"warps_k", kUpTo8}, {"splits", kUpTo8}};
 constexpr Option kSimtOptions[] = {{"tile", {}}};
@@ -83,7 +83,7 @@ constexpr Pin kSm80Pins[] = {{"tile", 2}, {"split_k", 1}};
 constexpr Pin kSm90Pins[] = {{"split_k", 1}};
 constexpr int64_t kSm90TileN[] = {0, 16, 32, 64, 96, 128, 160, 192, 224, 256};
 constexpr Option kSm90Options[] = {{"tile_m", kSm90TileM}, {"tile_n", kSm90TileN}, {"schedule", kUpTo2},
-                                   {"cluster_m", kUpTo2},  {"cluster_n", kUpTo2},  {"split_k", {}},
+                                   {"cluster_m", kUpTo4},  {"cluster_n", kUpTo4},  {"split_k", {}},
                                    {"swap", kUpTo2},       {"group", {}},          {"grid", kUpTo2}};
 
 constexpr KernelEntry kTable[] = {

@@ -30,11 +30,12 @@ from gpu_record import digest  # noqa: E402
 RECORD = _HERE / "sanitizer_record.json"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "simt", "sm80", "sm90")
-#: Settings of sm90: wide and narrow tiles, pairs of blocks, splits, swapped operands; {} is the model's choice.
+#: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands; {} is the model's choice.
 SM90: tuple[dict[str, int], ...] = (
     {},
     {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "cluster_n": 1},
     {"tile_m": 192, "tile_n": 192, "cluster_n": 2, "cluster_m": 1},
+    {"tile_m": 64, "tile_n": 96, "cluster_n": 4, "cluster_m": 2},
     {"tile_m": 128, "tile_n": 128, "swap": 2},
     {"tile_m": 64, "tile_n": 64, "split_k": 3},
 )

@@ -25,26 +25,33 @@ __device__ __forceinline__ float falling_sigmoid(float x) {
 // 1 / (1 + exp(-x)).
 __device__ __forceinline__ float fast_sigmoid(float x) { return falling_sigmoid(-1.4426950408889634f * x); }
 
+// Those that Finish::kActivated has: little code, and none of it a loop.
+template <int kCount>
+__device__ __forceinline__ void activate_usual(Activation activation, float (&x)[kCount]) {
+  if (activation == Activation::kRelu) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = x[i] < 0.f ? 0.f : x[i];
+  } else if (activation == Activation::kGelu) {
+    // (1 + tanh(u)) / 2 is sigmoid(2 u), and here 1 / (1 + 2^(-2 u log2(e))).
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      x[i] *= falling_sigmoid(x[i] * (-2.302208198144325f - 0.10294323460695953f * x[i] * x[i]));
+    }
+  } else if (activation == Activation::kSilu) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] *= fast_sigmoid(x[i]);
+  }
+}
+
 template <int kCount>
 __device__ __forceinline__ void activate_all(Activation activation, float (&x)[kCount]) {
   switch (activation) {
     case Activation::kNone:
       return;
     case Activation::kRelu:
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] = x[i] < 0.f ? 0.f : x[i];
-      return;
     case Activation::kGelu:
-      // (1 + tanh(u)) / 2 is sigmoid(2 u), and here 1 / (1 + 2^(-2 u log2(e))).
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        x[i] *= falling_sigmoid(x[i] * (-2.302208198144325f - 0.10294323460695953f * x[i] * x[i]));
-      }
-      return;
     case Activation::kSilu:
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] *= fast_sigmoid(x[i]);
-      return;
+      return activate_usual(activation, x);
     case Activation::kSigmoid:
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] = fast_sigmoid(x[i]);

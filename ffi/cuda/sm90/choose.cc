@@ -1,59 +1,56 @@
 // The cost model: what a configuration should take on a problem, in microseconds, from counts alone.
 //
 // A block's time for one step along K is the largest of three: what its tensor cores need, what its share of
-// L2 bandwidth needs (less where the machine is not full), and a floor for the hand-over of a stage. Units go
-// over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the other
-// group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
-// results, written and read, and of a second kernel; operands with unaligned rows are copied first. A gated
-// product loads and multiplies whole tiles, and writes half of each.
+// L2 bandwidth needs (less where the machine is not full), and the latency of a load over the stages that are
+// in flight. Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides
+// under the other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price
+// of partial results, written and read, and of a second kernel; operands with unaligned rows are copied
+// first. A gated product loads and multiplies whole tiles, and writes half of each.
 //
 // The constants were fitted to timings of products on an H200 by the time that the model's choice loses
-// against the best configuration timed. They absorb what the model leaves out, so they
-// are not the machine's rates.
+// against the best configuration timed. They absorb what the model leaves out, so they are not the machine's
+// rates.
 #include <algorithm>
 #include <cmath>
 #include <set>
 
-#include "../device/major.h"
 #include "configs.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 8.038e6;  // bytes
-constexpr double kL2 = 14.98e6;    // bytes, to all multiprocessors
-constexpr double kMma = 3.86e6;    // multiply-adds of a multiprocessor whose consumers cooperate
-constexpr double kPingPongMma = 4.796e6;
-constexpr double kThreeGroups = 0.8633;    // of that rate, where three consumers share a tile
-constexpr double kStep = 0.05434;          // shortest step
-constexpr double kLaunch = 1.698;          // launch, and the way of the first bytes
-constexpr double kPairStep = 0.08712;      // more of a step for blocks in pairs,
-constexpr double kPairColsStep = 0.09323;  // and along the columns
-constexpr double kSplit = 1.88;            // second kernel
-constexpr double kPartials = 1.909e6;      // bytes, written and read again
-constexpr double kTile = 1.552;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
-constexpr double kTurn = 0.333;            // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.2611;    // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.272;         // epilogue of a transposed tile
-constexpr double kUnaligned64 = 2.013;  // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 2.826;  // of 32
-constexpr double kUnaligned16 = 5.373;  // and of 16
-constexpr double kUnalignedSwapped = 1.894;  // times kSwapped
-constexpr double kStoresSwapped = 8.827;     // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished = 2.935;          // with C, bias or activation, where it is hidden,
-constexpr double kFinishedInTurn = 3.291;    // and where it is not
-constexpr double kNarrowBlock = 1.395;       // loads in 64-byte lines
-constexpr double kLines = 2.085;             // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kLinesAcross = 2.055;       // and where pieces of a tile lie side by side;
-constexpr double kSectors = 1.425;           // of pieces that straddle lines, in whole sectors
-constexpr double kSectorsAcross = 1.413;
-constexpr double kIdleL2 = 0.4414;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.3489;    // part of the multiprocessors that saturates memory
-constexpr double kContention = 2.941;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 1.393;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 4.366e6;    // bytes, read and written
-constexpr double kRepackFixed = 2.269;
+constexpr double kDram = 9.541e6;          // bytes
+constexpr double kL2 = 16.16e6;            // bytes, to all multiprocessors
+constexpr double kMma = 3.597e6;           // multiply-adds of a multiprocessor
+constexpr double kThreeGroups = 0.9292;    // of that rate, where three consumers share a tile
+constexpr double kLatency = 0.9496;        // from asking for a stage to asking for it again, at least
+constexpr double kLaunch = 1.785;          // launch, and the way of the first bytes
+constexpr double kCluster = 0.1647;        // start of a cluster, for each doubling of its blocks
+constexpr double kPairStep = 0.05213;      // more of a step for each doubling along the rows,
+constexpr double kPairColsStep = 0.06285;  // and along the columns
+constexpr double kSplit = 1.766;           // second kernel
+constexpr double kPartials = 1.756e6;      // bytes, written and read again
+constexpr double kTile = 1.152;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
+constexpr double kTurn = 0.2784;           // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.4582;    // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.512;         // epilogue of a transposed tile
+constexpr double kUnaligned64 = 2.516;  // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 4.849;  // of 32
+constexpr double kUnaligned16 = 9.849;  // and of 16
+constexpr double kUnalignedSwapped = 1.685;  // times kSwapped
+constexpr double kStoresSwapped = 7.567;     // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished = 2.678;          // with C, bias or activation, where it is hidden,
+constexpr double kFinishedInTurn = 3.598;    // and where it is not
+constexpr double kNarrowBlock = 1.7;         // loads in 64-byte lines
+constexpr double kLines = 1.929;             // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.42;            // and of those that straddle lines, in whole sectors
+constexpr double kIdleL2 = 0.413;    // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kPulling = 0.2745;  // part of the multiprocessors that saturates memory
+constexpr double kContention = 7;    // how well multiplying and loading overlap, and
+constexpr double kOverlap = 1.175;   // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 4.193e6;  // bytes, read and written
+constexpr double kRepackFixed = 2.39;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -79,10 +76,9 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 
 // How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
 // copied first do not.
-double straddling(const Matrix& x, Major major) {
+double straddling(const Matrix& x) {
   if (x.ld % 64 == 0 || x.ld % 8 != 0) return 1;
-  const bool across = major == Major::kMN;
-  return x.ld % 16 == 0 ? (across ? kSectorsAcross : kSectors) : across ? kLinesAcross : kLines;
+  return x.ld % 16 == 0 ? kSectors : kLines;
 }
 
 double unaligned_epilogue(const TileConfig& t, bool swap) {
@@ -93,7 +89,7 @@ double unaligned_epilogue(const TileConfig& t, bool swap) {
 
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster_m * c.cluster_n;
-  const double clusters = std::max(1, sms / cluster);
+  const double clusters = std::max(1, resident_clusters(sms, cluster));
   const int64_t columns = ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n);
   const double column_units =
       double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) * double(s.batch) * c.split_k;
@@ -102,10 +98,11 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const int block = rows_block(t.result_n());
   const bool ping_pong = t.schedule == Schedule::kPingPong;
-  const double a = straddling(p.a, p.a.transposed ? Major::kMN : Major::kK);
-  const double b = straddling(p.b, p.b.transposed ? Major::kK : Major::kMN);
-  const double meeting = cluster == 1 ? 0 : c.cluster_n > 1 ? kPairColsStep : kPairStep;
-  const double rate = ping_pong ? kPingPongMma : t.consumers == 3 ? kMma * kThreeGroups : kMma;
+  const double a = straddling(p.a), b = straddling(p.b);
+  const double meeting = kPairStep * std::log2(c.cluster_m) + kPairColsStep * std::log2(c.cluster_n);
+  const double rate = t.consumers == 3 ? kMma * kThreeGroups : kMma;
+  const int64_t y_loaded = s.y_blocks ? ceil_div(t.tile_n, block) * block : t.tile_n;
+  const int stages = t.stages(static_cast<int>((t.tile_m + y_loaded) * kTileK * 2));
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
@@ -115,7 +112,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
         double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
     const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
     const double step = std::pow(std::pow(mma, kContention) + std::pow(load, kContention), 1 / kContention);
-    return std::max(step, kStep) + meeting;
+    return std::max(step, kLatency / stages) + meeting;
   };
   const double step = step_of(t.tile_n);
   // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.
@@ -150,7 +147,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
   const double dram = (operands + result * traffic) / (kDram * pulling);
 
-  double time = kLaunch + std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
+  double time = kLaunch + kCluster * std::log2(cluster) +
+                std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
   if (c.split_k > 1) time += kSplit + result / kPartials;
   const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;
@@ -210,11 +208,14 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
       if (fixed(p, kTileM) && fixed(p, kTileM) != t.tile_m) continue;
       if (fixed(p, kTileN) && fixed(p, kTileN) != t.tile_n) continue;
       if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
-      for (int m = 1; m <= 2; ++m) {
-        for (int n = 1; n <= 2; ++n) {
-          // Two blocks share loads along one side; four only if asked for, and none that have no tile.
+      for (const int m : {1, 2, 4}) {
+        // Of rows along k, each of m blocks loads whole periods of the swizzle.
+        if (!s.y_blocks && t.result_n() % (8 * m) != 0) continue;
+        for (const int n : {1, 2, 4}) {
+          if (m * n > 8) continue;  // more than every device has room for
+          // Large tiles load little for what they multiply: more than pairs of them are had for the asking.
           const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
-          if (!asked && m * n == 4) continue;
+          if (!asked && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) continue;
           if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(s.m, t.result_m()) < m) continue;
           if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.result_n()) < n) continue;
           Config c;

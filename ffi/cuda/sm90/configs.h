@@ -22,6 +22,10 @@ enum class Gated : uint8_t { kNo, kColumns, kRows };
 // than its tiles then pays for what it has. Strips of results divide it.
 constexpr int kNarrow = 64;
 
+// Shared memory: what a block may have, what each consumer warp stages its results in, so that warps need not
+// wait for each other, what the barriers take, and the swizzle pattern's period.
+constexpr int kSharedLimit = 227 * 1024, kStagingBytes = 4096, kBarrierBytes = 256, kAlignment = 1024;
+
 struct TileConfig {
   int tile_m, tile_n;  // of the engine's rows and columns; the problem's n and m when operands are swapped
   int consumers;       // warpgroups that multiply; one more loads
@@ -39,6 +43,11 @@ struct TileConfig {
   constexpr int strip_columns() const {
     return result_n() % 64 == 0 && consumers < 3 ? 64 : result_n() % 32 == 0 ? 32 : 16;
   }
+  // How many stages there is room for.
+  constexpr int stages(int stage_bytes) const {
+    const int fit = (kSharedLimit - kAlignment - kBarrierBytes - consumers * 4 * kStagingBytes) / stage_bytes;
+    return fit < 16 ? fit : 16;
+  }
 };
 
 constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
@@ -47,8 +56,8 @@ constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
 // room for the epilogue, 160 is the most that does not spill.
 constexpr TileConfig kTiles[] = {
     {128, 256, 2, Schedule::kCooperative},  // largest product per byte loaded
-    {256, 128, 2, Schedule::kCooperative},
     {192, 192, 3, Schedule::kCooperative},
+    {192, 160, 3, Schedule::kCooperative},
     {128, 224, 2, Schedule::kCooperative},
     {128, 192, 2, Schedule::kCooperative},
     {128, 160, 2, Schedule::kCooperative},  // no second tile for a block: both groups store the one there is
@@ -58,7 +67,9 @@ constexpr TileConfig kTiles[] = {
     {128, 96, 2, Schedule::kPingPong},
     {128, 64, 2, Schedule::kPingPong},
     {64, 256, 2, Schedule::kPingPong},
+    {64, 192, 2, Schedule::kPingPong},
     {64, 128, 2, Schedule::kPingPong},
+    {64, 96, 2, Schedule::kPingPong},
     {64, 64, 2, Schedule::kPingPong},
     {64, 32, 2, Schedule::kPingPong},
     {64, 16, 2, Schedule::kPingPong},
@@ -99,7 +110,7 @@ enum class Grid : uint8_t { kResident = 1, kTiles = 2 };
 // How one launch runs. `tile` indexes kTiles.
 struct Config {
   int tile = 0;
-  int cluster_m = 1, cluster_n = 1;  // blocks that share loads, along the engine's rows and columns
+  int cluster_m = 1, cluster_n = 1;  // blocks that share loads, along the engine's rows and columns: 1, 2, 4
   int split_k = 1;                   // pieces of K whose partial results meet in memory
   bool swap = false;                 // compute the transpose: op(B)'s columns ride the engine's rows
   int group = 8;                     // clusters of tile rows that are walked together, for L2
@@ -108,6 +119,13 @@ struct Config {
 
 // The values of the row's options, in their order. Zero leaves the choice to the model.
 enum Option { kTileM, kTileN, kSchedule, kClusterM, kClusterN, kSplitK, kSwap, kGroup, kGrid, kOptionCount };
+
+// Clusters that run at a time, of so many blocks. The blocks of one lie in one of the chip's parts, which
+// have 16 or 18 multiprocessors: pairs fill both, more blocks only 16.
+constexpr int resident_clusters(int multiprocessors, int blocks) {
+  return blocks <= 2 || multiprocessors < 16 ? multiprocessors / blocks
+                                             : multiprocessors / 16 * (16 / blocks);
+}
 
 struct RankedConfig {
   Config config;

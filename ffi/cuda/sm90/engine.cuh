@@ -12,12 +12,19 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-constexpr int kSharedLimit = 227 * 1024;
-
 // What an engine's code does with results: stores alpha times them as whole vectors, or as rows of 16-bit
-// values that begin anywhere, or has everything. Instructions are cold when a kernel starts, and a short
-// product spends as long on fetching them as on multiplying: a kernel holds little that it does not run.
-enum class Finish : uint8_t { kPlain, kRows, kFull };
+// values that begin anywhere; adds a bias and applies one of the usual activations; or has everything.
+// Instructions are cold when a kernel starts, and a short product spends as long on fetching them as on
+// multiplying: a kernel holds little that it does not run.
+enum class Finish : uint8_t { kPlain, kRows, kActivated, kFull };
+
+// Whether a tile has code of its own for this finish: where strips are wide, large products take the tile, or
+// few rows do. Every tile can do all that kFull does.
+constexpr bool has_finish(const TileConfig& tile, Finish finish) {
+  const bool wide = tile.strip_columns() == 64;
+  if (finish == Finish::kRows) return wide || tile.tile_m == 192;
+  return finish != Finish::kActivated || wide || tile.tile_n <= 32;
+}
 
 // Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
 // orientation.
@@ -39,7 +46,10 @@ struct Output {
 
   Finish finish() const {
     if (plain && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
-    return plain && !f32 && !swap ? Finish::kRows : Finish::kFull;
+    if (plain && !f32 && !swap) return Finish::kRows;
+    const bool usual = activation == Activation::kNone || activation == Activation::kRelu ||
+                       activation == Activation::kGelu || activation == Activation::kSilu;
+    return copy && !c && usual ? Finish::kActivated : Finish::kFull;
   }
 };
 
@@ -96,14 +106,9 @@ struct Engine {
   static constexpr int kBytesX = kLinesX * 128, kBytesY = kLinesY * 128;
   static constexpr int kStageBytes = kBytesX + kBytesY;
 
-  // Each consumer warp stages its results in its own part of shared memory, so that warps need not wait for
-  // each other.
-  static constexpr int kStagingBytes = 4096;
+  static constexpr int kStagingBytes = sm90::kStagingBytes, kAlignment = sm90::kAlignment;
   static constexpr int kStagingTotal = kConsumers * 4 * kStagingBytes;
-  static constexpr int kBarrierBytes = 256;
-  static constexpr int kAlignment = 1024;  // the swizzle pattern's period
-  static constexpr int kFit = (kSharedLimit - kAlignment - kBarrierBytes - kStagingTotal) / kStageBytes;
-  static constexpr int kStages = kFit < 16 ? kFit : 16;
+  static constexpr int kStages = kConfig.stages(kStageBytes);
   static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kStagingTotal + kBarrierBytes;
   static_assert(kStages >= 3);
 

@@ -56,6 +56,8 @@ class EpilogueWarp {
       store_full(acc, first);
     else if constexpr (E::kFinish == Finish::kRows)
       store_plain<Way::kRows>(acc, first);
+    else if constexpr (E::kFinish == Finish::kActivated)
+      store_activated(acc, first);
     else if (out_.f32)
       store_plain<Way::kPairs>(acc, first);
     else if (out_.swap)
@@ -112,6 +114,24 @@ class EpilogueWarp {
         if (!outside(strip)) finish(x, bias, strip);
       }
       if (!outside(strip)) put(x, strip, i % kStrips);
+    }
+  }
+
+  __device__ __forceinline__ void store_activated(const Accumulators<E>& acc, const Strip& first) {
+#pragma unroll 1
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      const Strip strip = strip_at(first, i);
+      const float bias[2] = {bias_[0], bias_[1]};
+      if (i + 1 < E::kBlocksM * kStrips) load_bias(strip_at(first, i + 1));
+      if (outside(strip)) continue;
+      float x[kValues];
+      for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
+      add_bias(x, bias);
+      activate_usual(out_.activation, x);
+      if (out_.swap)
+        store_copy<true>(x, strip);
+      else
+        store_copy<false>(x, strip);
     }
   }
 

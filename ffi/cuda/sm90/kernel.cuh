@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(E::kThreads, 1)
           mbarrier_init_fence();
         }
       } else if (elect_one()) {
-        const uint32_t readers = (E::kPingPong ? 1 : E::kConsumers) << p.schedule.cluster_shift;
+        const uint32_t readers = (E::kPingPong ? 1 : E::kConsumers) * ClusterPlace(p.schedule).peers();
         for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.empty + 8 * i, readers);
         mbarrier_init_fence();
       }

@@ -42,11 +42,14 @@ Status launch_engine(const typename E::Parameters& params, const Launch& launch)
 template <typename In, Major kX, Major kY, Finish kFinish>
 Status launch_tiles(const Params& params, const Launch& launch) {
   Status status{"internal error: no such tile in kernel 'sm90'"};
+  const auto launch_tile = [&]<int kTile>() {
+    if constexpr (has_finish(kTiles[kTile], kFinish)) {
+      if (kTile == launch.tile)
+        status = launch_engine<Engine<kTiles[kTile], kX, kY, In, kFinish>>(params, launch);
+    }
+  };
   [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
-    ((kTile == launch.tile
-          ? (status = launch_engine<Engine<kTiles[kTile], kX, kY, In, kFinish>>(params, launch), true)
-          : false) ||
-     ...);
+    (launch_tile.template operator()<kTile>(), ...);
   }(std::make_integer_sequence<int, kPlainTileCount>{});
   return status;
 }

@@ -12,13 +12,13 @@ namespace jaxgemm::cuda::sm90 {
 template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes>
 class TmaOperand {
  public:
-  // `peers` blocks, 1 or 2, share the tile; this one is number `slice` of them.
+  // `peers` blocks, 1, 2 or 4, share the tile; this one is number `slice` of them.
   __device__ TmaOperand(const CUtensorMap& map, uint32_t shared, uint32_t peers, uint32_t slice,
                         uint32_t peer_mask)
       : map_(&map), multicast_(peers > 1), mask_(static_cast<uint16_t>(peer_mask)) {
     constexpr uint32_t kDivided =
         kMajor == Major::kK ? kLines : kTileK;  // slices are lines, or stretches of k
-    skip_ = kMulticast && multicast_ ? static_cast<int>(slice * (kDivided / 2)) : 0;
+    skip_ = kMulticast ? static_cast<int>(slice * (kDivided >> (peers >> 1))) : 0;
     shared_ = shared + skip_ * (kMajor == Major::kK ? 128 : 2 * kBlock);
   }
 
@@ -108,12 +108,10 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
                                         F&& ready) {
   constexpr bool kMulticast = kWalk == Walk::kClusters;
   const ClusterPlace place(p.schedule);
-  // Blocks of a cluster that differ in row only share y; those that differ in column only share x.
-  const uint32_t m = p.schedule.cluster_m, n = p.schedule.cluster_n;
   using X = TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kMulticast, E::kBytesX>;
   using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kMulticast, E::kBytesY>;
-  const uint32_t x_mask = (n == 2 ? 1 | 1 << m : 1) << place.row;
-  const uint32_t y_mask = (m == 2 ? 3 : 1) << place.col * m;
+  const uint32_t m = place.rows, n = place.cols;
+  const uint32_t x_mask = place.row_mask(), y_mask = place.column_mask();
   X x(p.x, shared.x, n, place.col, x_mask);
   Y y(p.y, shared.y, m, place.row, y_mask);
   // Rows that do not exist take as long to copy as others.
@@ -171,8 +169,8 @@ __device__ __forceinline__ void release_stage(const SharedLayout<E>& shared, con
   const uint32_t empty = shared.empty + 8 * stage;
   if (place.size == 1) {
     if (lane == 0) mbarrier_arrive(empty);
-  } else if (lane < place.size) {
-    mbarrier_arrive_at(empty, lane);
+  } else if (lane < place.peers()) {
+    mbarrier_arrive_at(empty, place.peer(lane));
   }
 }
 

@@ -34,7 +34,7 @@ struct Divisor {
 
 struct TileSchedule {
   uint32_t units;
-  uint8_t cluster_m, cluster_n;  // 1 or 2
+  uint8_t cluster_m, cluster_n;  // 1, 2 or 4
   uint8_t cluster_shift;         // log2 of the cluster's blocks
   bool one_wave;      // the grid is rows x columns x products, a block for each: no clusters, no divisions
   int narrow_col;     // the column of tiles with kNarrow columns or less, or -1
@@ -54,19 +54,37 @@ struct Unit {
   int k_begin, k_blocks;  // in blocks of kTileK
 };
 
-// This block's place in its cluster, and its cluster's in the grid: fixed for the whole launch.
+// This block's place in its cluster, and its cluster's in the grid: fixed for the whole launch. Blocks of a
+// row or a column of the cluster share loads: its peers, itself included.
 struct ClusterPlace {
   uint32_t size, row, col;
+  uint32_t rows, cols;
   uint32_t first_unit, unit_stride;
 
   __device__ explicit ClusterPlace(const TileSchedule& s) {
     size = 1u << s.cluster_shift;
     const uint32_t rank = size > 1 ? cluster_rank() : 0;
-    row = rank & (s.cluster_m - 1);
-    col = rank >> (s.cluster_m - 1);
+    rows = s.cluster_m;
+    cols = s.cluster_n;
+    row = rank & (rows - 1);
+    col = rank >> (rows >> 1);
     first_unit = s.one_wave ? 0 : blockIdx.x >> s.cluster_shift;
     unit_stride = s.one_wave ? s.units : gridDim.x >> s.cluster_shift;
   }
+
+  __device__ __forceinline__ uint32_t peers() const { return rows + cols - 1; }
+  // The rank of peer `i`: the column's blocks come first, then the row's others.
+  __device__ __forceinline__ uint32_t peer(uint32_t i) const {
+    const uint32_t other = i - rows + (i - rows >= col);
+    return i < rows ? i + col * rows : row + other * rows;
+  }
+  // The blocks that share this one's rows, and those that share its columns, as bits.
+  __device__ __forceinline__ uint32_t row_mask() const {
+    uint32_t mask = 1;
+    for (uint32_t i = 1; i < cols; ++i) mask |= 1u << i * rows;
+    return mask << row;
+  }
+  __device__ __forceinline__ uint32_t column_mask() const { return ((1u << rows) - 1) << col * rows; }
 };
 
 __device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uint32_t col, uint32_t product) {

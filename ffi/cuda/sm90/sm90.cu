@@ -130,14 +130,18 @@ template <typename In>
 Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& params, const Launch& launch) {
   if (p.gated) return launch_gated_tiles<In>(params, launch);
   const Major x = plan.x().major, y = plan.y().major;
-  const Finish finish = params.out.finish();
+  const TileConfig& tile = kTiles[launch.tile];
+  Finish finish = params.out.finish();
+  if (!has_finish(tile, finish)) finish = Finish::kFull;
   Status status;
-  if (launch.prepare || finish == Finish::kPlain)
-    status = launch_majors<In, Finish::kPlain>(x, y, params, launch);
-  if (status.ok() && (launch.prepare || finish == Finish::kRows))
-    status = launch_majors<In, Finish::kRows>(x, y, params, launch);
-  if (status.ok() && (launch.prepare || finish == Finish::kFull))
-    status = launch_majors<In, Finish::kFull>(x, y, params, launch);
+  const auto run = [&]<Finish kFinish>() {
+    if (status.ok() && (launch.prepare ? has_finish(tile, kFinish) : finish == kFinish))
+      status = launch_majors<In, kFinish>(x, y, params, launch);
+  };
+  run.template operator()<Finish::kPlain>();
+  run.template operator()<Finish::kRows>();
+  run.template operator()<Finish::kActivated>();
+  run.template operator()<Finish::kFull>();
   return status;
 }
 
@@ -266,7 +270,8 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.split_k;
   if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
-  const int64_t resident = std::min<int64_t>(units, multiprocessors(executor.device) / launch.cluster);
+  const int64_t resident =
+      std::min<int64_t>(units, resident_clusters(multiprocessors(executor.device), launch.cluster));
   s.one_wave = units == resident && launch.cluster == 1;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
   s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
@@ -284,7 +289,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const int64_t k_blocks = ceil_div(p.k, kTileK);
   s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
-  s.cluster_shift = (s.cluster_m == 2) + (s.cluster_n == 2);
+  s.cluster_shift = static_cast<uint8_t>((s.cluster_m >> 1) + (s.cluster_n >> 1));
   launch.blocks = s.one_wave ? dim3(s.rows, static_cast<uint32_t>(cols), s.products)
                              : dim3(config.grid == Grid::kResident ? resident : units);
   launch.blocks.x *= launch.cluster;

@@ -17,8 +17,8 @@ from jaxgemm.problem import Problem
 #: Bytes that the rows of an operand must be a multiple of, or XLA pads it, or uses its slower kernels.
 _PITCH = 16
 #: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds: where sums are up
-#: to so long, or of whole steps (_WHOLE), and for others, for which XLA copies operands and adds up parts.
-_XLA_UNALIGNED, _XLA_SUMS = (60e6, 2.2e6, (1.3, 6.0)), 192
+#: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands and adds up parts.
+_XLA_UNALIGNED, _XLA_SUMS, _STEP = (60e6, 2.2e6, (1.3, 6.5)), 192, 64
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
 #: side from which on it is not.
 _SHORT, _LONG = (16, 128), 16384
@@ -26,14 +26,14 @@ _SHORT, _LONG = (16, 128), 16384
 _FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
 #: What the length of split sums must be a multiple of, or XLA copies both operands to pad them; the length from which
 #: on it splits sums for few rows, and for results of up to so many elements.
-_WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 64, 1024, (2048, 1 << 20)
+_WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 1 << 20)
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
 #: and sums of so many elements on, if both are multiples of the last.
 _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
-_SMALL = {2: 14.0, 4: 300.0}
+_SMALL = {2: 20.0, 4: 300.0}
 #: The smallest 16-bit products, in microseconds, and the sums up to which XLA's kernel is faster: one step along k.
 _SMALLEST, _ONE_STEP = 3.0, 64
 #: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
@@ -43,8 +43,8 @@ _SMALL_BATCH, _BATCH_SUMS = (2.15, 3.5), 96
 def better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
-    Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, survey, sgemm and mixed_products of
-    benchmarks/shapes.py, and other products drawn as survey's are.
+    Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, sgemm and mixed_products of
+    benchmarks/shapes.py, and products drawn as survey's are, with other seeds.
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if unaligned(problem):
@@ -100,5 +100,5 @@ def unaligned_microseconds(problem: Problem) -> float:
     size, batch = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize, math.prod(problem.batch)
     shape = (problem.m, problem.n, problem.k)
     traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
-    padded = problem.k > _XLA_SUMS and problem.k % _WHOLE != 0
+    padded = problem.k > _XLA_SUMS and problem.k % _STEP != 0
     return least[padded] + max(batch * math.prod(shape) / rate, traffic / bandwidth)

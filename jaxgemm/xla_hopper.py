@@ -18,7 +18,9 @@ from jaxgemm.problem import Problem
 _PITCH = 16
 #: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds: where sums are up
 #: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands and adds up parts.
-_XLA_UNALIGNED, _XLA_SUMS, _STEP = (60e6, 2.2e6, (1.3, 6.5)), 192, 64
+_XLA_UNALIGNED, _XLA_SUMS, _STEP = (60e6, 2.2e6, (2.1, 7.3)), 192, 64
+#: Unaligned results so small, with a side so short, that copies of operands cost more than XLA's slower kernels.
+_FEW_UNALIGNED, _SHORT_UNALIGNED = 1 << 14, 32
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
 #: side from which on it is not.
 _SHORT, _LONG = (16, 128), 16384
@@ -33,11 +35,11 @@ _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
-_SMALL = {2: 20.0, 4: 300.0}
+_SMALL = {2: 22.0, 4: 300.0}
 #: The smallest 16-bit products, in microseconds, and the sums up to which XLA's kernel is faster: one step along k.
-_SMALLEST, _ONE_STEP = 3.0, 64
+_SMALLEST, _ONE_STEP = 3.6, 64
 #: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
-_SMALL_BATCH, _BATCH_SUMS = (2.15, 3.5), 96
+_SMALL_BATCH, _BATCH_SUMS = (2.8, 16.0), 96
 
 
 def better_left(problem: Problem, expected: float) -> str:
@@ -50,6 +52,11 @@ def better_left(problem: Problem, expected: float) -> str:
     if unaligned(problem):
         if size == 4:
             return ""
+        if (
+            math.prod(problem.batch) * problem.m * problem.n <= _FEW_UNALIGNED
+            and min(problem.m, problem.n) < _SHORT_UNALIGNED
+        ):
+            return "the smallest unaligned results are faster by XLA's kernels, which need no copies"
         theirs = unaligned_microseconds(problem)
         return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
     if size == 2:

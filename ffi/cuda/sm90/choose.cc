@@ -20,37 +20,38 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 9.541e6;          // bytes
-constexpr double kL2 = 16.16e6;            // bytes, to all multiprocessors
-constexpr double kMma = 3.597e6;           // multiply-adds of a multiprocessor
-constexpr double kThreeGroups = 0.9292;    // of that rate, where three consumers share a tile
-constexpr double kLatency = 0.9496;        // from asking for a stage to asking for it again, at least
-constexpr double kLaunch = 1.785;          // launch, and the way of the first bytes
-constexpr double kCluster = 0.1647;        // start of a cluster, for each doubling of its blocks
-constexpr double kPairStep = 0.05213;      // more of a step for each doubling along the rows,
-constexpr double kPairColsStep = 0.06285;  // and along the columns
-constexpr double kSplit = 1.766;           // second kernel
-constexpr double kPartials = 1.756e6;      // bytes, written and read again
-constexpr double kTile = 1.152;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
-constexpr double kTurn = 0.2784;           // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.4582;    // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.512;         // epilogue of a transposed tile
-constexpr double kUnaligned64 = 2.516;  // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 4.849;  // of 32
-constexpr double kUnaligned16 = 9.849;  // and of 16
-constexpr double kUnalignedSwapped = 1.685;  // times kSwapped
-constexpr double kStoresSwapped = 7.567;     // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished = 2.678;          // with C, bias or activation, where it is hidden,
-constexpr double kFinishedInTurn = 3.598;    // and where it is not
-constexpr double kNarrowBlock = 1.7;         // loads in 64-byte lines
-constexpr double kLines = 1.929;             // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.42;            // and of those that straddle lines, in whole sectors
-constexpr double kIdleL2 = 0.413;    // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.2745;  // part of the multiprocessors that saturates memory
-constexpr double kContention = 7;    // how well multiplying and loading overlap, and
-constexpr double kOverlap = 1.175;   // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 4.193e6;  // bytes, read and written
-constexpr double kRepackFixed = 2.39;
+constexpr double kDram = 3.929e6;          // bytes
+constexpr double kL2 = 24.72e6;            // bytes, to all multiprocessors
+constexpr double kMma = 3.579e6;           // multiply-adds of a multiprocessor
+constexpr double kThreeGroups = 0.6972;    // of that rate, where three consumers share a tile
+constexpr double kLatency = 0.1335;        // from asking for a stage to asking for it again, at least
+constexpr double kLaunch = 2.562;          // launch, and the way of the first bytes
+constexpr double kCluster = 0.2327;        // start of a cluster
+constexpr double kPairStep = 0.0385;       // more of a step where blocks share columns,
+constexpr double kPairColsStep = 0.04268;  // and where they share rows
+constexpr double kSplit = 0.9793;          // second kernel
+constexpr double kPartials = 2.87e6;       // bytes, written and read again
+constexpr double kTile = 0.532;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
+constexpr double kTurn = 0.05736;          // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.4216;    // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 2.043;         // epilogue of a transposed tile
+constexpr double kUnaligned64 = 2.224;  // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 6.362;  // of 32
+constexpr double kUnaligned16 = 33;     // and of 16
+constexpr double kUnalignedSwapped = 0.9724;  // times kSwapped
+constexpr double kStoresSwapped = 4.729;   // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished = 2.066;        // with C, bias or activation, where it is hidden,
+constexpr double kFinishedInTurn = 2.712;  // and where it is not
+constexpr double kNarrowBlock = 1.437;     // loads in 64-byte lines
+constexpr double kLines = 3.471;           // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.571;         // and of those that straddle lines, in whole sectors
+constexpr double kHot = 7.498e-06;         // of a line, for each block that asks for it at the same time
+constexpr double kIdleL2 = 0.2523;    // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kPulling = 0.1037;   // part of the multiprocessors that saturates memory
+constexpr double kContention = 2.38;  // how well multiplying and loading overlap, and
+constexpr double kOverlap = 1.98;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 3.552e6;   // bytes, read and written
+constexpr double kRepackFixed = 2.69;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -99,10 +100,19 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const int block = rows_block(t.result_n());
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const double a = straddling(p.a), b = straddling(p.b);
-  const double meeting = kPairStep * std::log2(c.cluster_m) + kPairColsStep * std::log2(c.cluster_n);
+  const double meeting = kPairStep * (c.cluster_m > 1) + kPairColsStep * (c.cluster_n > 1);
   const double rate = t.consumers == 3 ? kMma * kThreeGroups : kMma;
   const int64_t y_loaded = s.y_blocks ? ceil_div(t.tile_n, block) * block : t.tile_n;
   const int stages = t.stages(static_cast<int>((t.tile_m + y_loaded) * kTileK * 2));
+  // Blocks that work side by side ask for the same lines, and wait for each other. Clusters ask once.
+  const double blocks = std::min(units * cluster, double(sms));
+  const double tile_rows = double(ceil_div(s.m, t.result_m())),
+               tile_cols = double(ceil_div(s.n, t.result_n()));
+  const double group = std::min(double(c.group) * c.cluster_m, tile_rows);
+  const double cols_at_once = std::min(tile_cols, std::max(1.0, blocks / group));
+  const double rows_at_once = std::min(tile_rows, std::max(1.0, blocks / cols_at_once));
+  const double y_requests = s.y_blocks ? double(ceil_div(t.tile_n, 64)) * kTileK : t.tile_n;
+  const double hot = kHot * (y_requests * rows_at_once / c.cluster_m + t.tile_m * cols_at_once / c.cluster_n);
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
@@ -110,7 +120,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
         s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
     const double lines =
         double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
-    const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
+    const double load = hot + lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
     const double step = std::pow(std::pow(mma, kContention) + std::pow(load, kContention), 1 / kContention);
     return std::max(step, kLatency / stages) + meeting;
   };
@@ -147,7 +157,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
   const double dram = (operands + result * traffic) / (kDram * pulling);
 
-  double time = kLaunch + kCluster * std::log2(cluster) +
+  double time = kLaunch + kCluster * (cluster > 1) +
                 std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
   if (c.split_k > 1) time += kSplit + result / kPartials;
   const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));

@@ -12,6 +12,7 @@
 
 #include "activation.cuh"
 #include "engine.cuh"
+#include "rows.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -40,7 +41,7 @@ class EpilogueWarp {
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
   static constexpr int kBufferBytes = 2048;
   static constexpr int kBuffers = E::kStagingBytes / kBufferBytes;
-  static_assert(16 * kCols * 2 <= kBufferBytes && 16 * (kCols + 8) * 2 <= E::kStagingBytes);
+  static_assert(16 * kCols * 2 <= kBufferBytes);
 
  public:
   __device__ EpilogueWarp(const Params& params, uint32_t staging)
@@ -55,7 +56,7 @@ class EpilogueWarp {
     else if constexpr (E::kFinish == Finish::kFull)
       store_full(acc, first);
     else if constexpr (E::kFinish == Finish::kRows)
-      store_plain<Way::kRows>(acc, first);
+      store_all_rows(acc, first);
     else if constexpr (E::kFinish == Finish::kActivated)
       store_activated(acc, first);
     else if (out_.f32)
@@ -76,12 +77,12 @@ class EpilogueWarp {
     return {first.row + i / kStrips * 64, first.col + i % kStrips * kCols, first.split, first.batch};
   }
   __device__ __forceinline__ bool outside(const Strip& s) const {
-    return s.row >= (out_.swap ? out_.cols : out_.rows) || s.col >= (out_.swap ? out_.rows : out_.cols);
+    return rows_left(s) <= 0 || cols_left(s) <= 0;
   }
 
   // The usual cases are little code: a copy for every strip spares them the moves, and one for every way of
   // storing the branches.
-  enum class Way { kCopy, kCopyTransposed, kPairs, kRows };
+  enum class Way { kCopy, kCopyTransposed, kPairs };
   template <Way kWay>
   __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll
@@ -91,12 +92,32 @@ class EpilogueWarp {
       float x[kValues];
 #pragma unroll
       for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[i / kStrips][i % kStrips * kValues + e];
-      if constexpr (kWay == Way::kRows)
-        store_rows(x, strip, i % kStrips);
-      else if constexpr (kWay == Way::kPairs)
+      if constexpr (kWay == Way::kPairs)
         store_pairs<float>(x, strip);
       else
         store_copy<kWay == Way::kCopyTransposed>(x, strip);
+    }
+  }
+
+  // One copy of the code that writes, as it is long, and one for every strip of what fills its buffer.
+  __device__ __forceinline__ void store_all_rows(const Accumulators<E>& acc, const Strip& first) {
+    uint16_t* const d = row_major(first);
+#pragma unroll 1
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      const Strip strip = strip_at(first, i);
+      if (outside(strip)) continue;
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < E::kBlocksM * kStrips; ++j) {
+        if (j != i) continue;
+        float x[kValues];
+#pragma unroll
+        for (int e = 0; e < kValues; ++e)
+          x[e] = out_.alpha * acc.value[j / kStrips][j % kStrips * kValues + e];
+        fill<false>(rows_buffer(i % kStrips), x);
+      }
+      __syncwarp();
+      write(d + i / kStrips * 64 * out_.pitch + i % kStrips * kCols, strip, i % kStrips);
     }
   }
 
@@ -181,11 +202,12 @@ class EpilogueWarp {
   // exist.
   __device__ __forceinline__ int row_of(int e) const { return lane_ / 4 + e / 2 % 2 * 8; }
   __device__ __forceinline__ int col_of(int e) const { return e / 4 * 8 + lane_ % 4 * 2 + e % 2; }
+  // Extents are below 2^31.
   __device__ __forceinline__ int rows_left(const Strip& s) const {
-    return static_cast<int>(min((out_.swap ? out_.cols : out_.rows) - s.row, int64_t(16)));
+    return min(static_cast<int>(out_.swap ? out_.cols : out_.rows) - static_cast<int>(s.row), 16);
   }
   __device__ __forceinline__ int cols_left(const Strip& s) const {
-    return static_cast<int>(min((out_.swap ? out_.rows : out_.cols) - s.col, int64_t(kCols)));
+    return min(static_cast<int>(out_.swap ? out_.rows : out_.cols) - static_cast<int>(s.col), kCols);
   }
   // Calls f(e, index) for this lane's values in order, and only for those that exist, with their place in D.
   // Values two apart are 8 of the engine's rows apart. The place is carried along rather than computed for
@@ -291,15 +313,10 @@ class EpilogueWarp {
         const uint32_t byte = (j + matrix / 2 * 8 + line) * 32 + matrix % 2 * 16;
         store_matrix_x4_transposed(buffer + (byte ^ (byte >> 7 & 1) << 4), r);
       } else {
-        store_matrix_x4(buffer + swizzled(matrix % 2 * 8 + line, (j + matrix / 2 * 8) * 2), r);
+        store_matrix_x4(buffer + swizzled<kCols>(matrix % 2 * 8 + line, (j + matrix / 2 * 8) * 2), r);
       }
     }
   }
-  static __device__ __forceinline__ uint32_t swizzled(int row, int byte_in_row) {
-    const uint32_t byte = row * (2 * kCols) + byte_in_row;
-    return byte ^ (byte >> 7 & (kCols / 8 - 1)) << 4;
-  }
-
   template <bool kTransposed>
   __device__ __forceinline__ void store_copy(const float (&x)[kValues], const Strip& s) {
     const uint32_t buffer = staging_ + buffer_ * kBufferBytes;
@@ -316,79 +333,24 @@ class EpilogueWarp {
     }
   }
 
-  // Rows of 16-bit elements that begin anywhere. A strip is staged as far into aligned vectors as its rows
-  // are in D, so that whole vectors can be written. What is left of the last one joins the next strip's
-  // first, and only the ends of the tile's rows are written element by element. `across` counts strips along
-  // the rows.
+  // Rows of 16-bit elements that begin anywhere. `across` counts strips along the rows.
   __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) const {
-    constexpr int kLanes = kCols / 8, kRows = 32 / kLanes;
-    const int rows = rows_left(s), cols = cols_left(s);
-    const bool begins = across == 0, ends = across == kStrips - 1 || s.col + kCols >= out_.cols;
-    const int64_t start = s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
-    uint16_t* const d = static_cast<uint16_t*>(out_.d) + start;
-    const uint32_t phase = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(d) / 2);
-    const uint32_t pitch = static_cast<uint32_t>(out_.pitch);
     __syncwarp();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane_ / 4 + 8 * half;
-      const uint32_t to = staged(row, ((phase + row * pitch) & 7) + lane_ % 4 * 2);
-#pragma unroll
-      for (int j = 0; j < kCols; j += 8) {
-        const uint32_t pair = pack<In>(x[j / 2 + 2 * half], x[j / 2 + 2 * half + 1]);
-        if (out_.pairs)
-          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 2 * j), "r"(pair));
-        else
-          asm volatile(
-              "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\n"
-              "st.shared.b16 [%0], lo;\nst.shared.b16 [%0 + 2], hi;\n}" ::"r"(to + 2 * j),
-              "r"(pair));
-      }
-    }
+    fill<false>(rows_buffer(across), x);
     __syncwarp();
-    const int unit = lane_ % kLanes;
-#pragma unroll
-    for (int i = 0; i < 16; i += kRows) {
-      const int row = lane_ / kLanes + i;
-      if (row >= rows) continue;
-      // In elements from the first vector on, which is not the tile's alone where a row begins within it.
-      const int shift = static_cast<int>((phase + row * pitch) & 7), end = shift + cols;
-      const bool cut = begins && shift > 0;
-      uint16_t* const to = d + (row * out_.pitch - shift);
-      if (8 * unit + 8 <= end && !(cut && unit == 0)) {
-        store_global(to + 8 * unit, staged_vector(row, 8 * unit));
-      }
-      if (!begins && !ends) continue;
-#pragma unroll
-      for (int j = unit; j < 8; j += kLanes) {
-        if (cut && j >= shift && j < end) to[j] = staged_element(row, j);
-        const int last = end / 8 * 8 + j;
-        if (ends && last < end && !(cut && last < 8)) to[last] = staged_element(row, last);
-      }
-    }
-    if (!ends) {
-      __syncwarp();
-      const int row = lane_ % 16;
-      const uint4 rest = staged_vector(row, kCols);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(staged(row, 0)), "r"(rest.x), "r"(rest.y),
-                   "r"(rest.z), "r"(rest.w));
-    }
+    write(row_major(s), s, across);
   }
-  // Where an element of a row is staged; eight rows are in different banks.
-  __device__ __forceinline__ uint32_t staged(int row, uint32_t element) const {
-    return staging_ + 2 * (row * (kCols + 8) + element);
+  __device__ __forceinline__ uint16_t* row_major(const Strip& s) const {
+    return static_cast<uint16_t*>(out_.d) + s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
   }
-  __device__ __forceinline__ uint4 staged_vector(int row, int element) const {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(staged(row, element)));
-    return v;
+  __device__ __forceinline__ uint32_t rows_buffer(int across) const {
+    static_assert(kBuffers == 2);
+    return staging_ + across % 2 * kBufferBytes;
   }
-  __device__ __forceinline__ uint16_t staged_element(int row, int element) const {
-    uint16_t v;
-    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(staged(row, element)));
-    return v;
+  __device__ __forceinline__ void write(uint16_t* d, const Strip& s, int across) const {
+    const bool ends = across == kStrips - 1 || s.col + kCols >= out_.cols;
+    write_rows<kCols>({d, out_.pitch, rows_left(s), cols_left(s), across == 0, ends}, rows_buffer(across),
+                      rows_buffer(across + 1));
   }
 
   template <typename D>

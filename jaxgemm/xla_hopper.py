@@ -18,7 +18,7 @@ from jaxgemm.problem import Problem
 _PITCH = 16
 #: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds: where sums are up
 #: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands and adds up parts.
-_XLA_UNALIGNED, _XLA_SUMS, _STEP = (60e6, 2.2e6, (2.1, 7.3)), 192, 64
+_XLA_UNALIGNED, _XLA_SUMS, _STEP = (60e6, 2.2e6, (1.8, 6.9)), 192, 64
 #: Unaligned results so small, with a side so short, that copies of operands cost more than XLA's slower kernels.
 _FEW_UNALIGNED, _SHORT_UNALIGNED = 1 << 14, 32
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
@@ -35,11 +35,11 @@ _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
-_SMALL = {2: 22.0, 4: 300.0}
+_SMALL = {2: 21.0, 4: 300.0}
 #: The smallest 16-bit products, in microseconds, and the sums up to which XLA's kernel is faster: one step along k.
-_SMALLEST, _ONE_STEP = 3.6, 64
+_SMALLEST, _ONE_STEP = 3.4, 64
 #: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
-_SMALL_BATCH, _BATCH_SUMS = (2.8, 16.0), 96
+_SMALL_BATCH, _BATCH_SUMS = (2.6, 16.0), 96
 
 
 def better_left(problem: Problem, expected: float) -> str:
@@ -57,6 +57,8 @@ def better_left(problem: Problem, expected: float) -> str:
             and min(problem.m, problem.n) < _SHORT_UNALIGNED
         ):
             return "the smallest unaligned results are faster by XLA's kernels, which need no copies"
+        if problem.k <= _XLA_SUMS and max(problem.m, problem.n) >= _STREAMED:
+            return _STREAMS
         theirs = unaligned_microseconds(problem)
         return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
     if size == 2:
@@ -66,6 +68,7 @@ def better_left(problem: Problem, expected: float) -> str:
     return "" if expected < _SMALL[size] else _NO_PADDING
 
 
+_STREAMS = "short sums for a long result are as fast by XLA"
 _NO_BATCH = "XLA's product is as fast for a batch of aligned products"
 _NO_PADDING = f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
 
@@ -81,7 +84,7 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
         return "" if padded and k >= _SPLIT_FEW_ROWS else _NO_PADDING
     if k <= _STREAMED_SUMS and long >= _STREAMED:
         whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
-        return "" if whole and min(side, k) >= _STREAMED_FROM else "short sums for a long result are as fast by XLA"
+        return "" if whole and min(side, k) >= _STREAMED_FROM else _STREAMS
     if padded and k >= _SPLIT[0] and results <= _SPLIT[1]:
         return ""
     if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):

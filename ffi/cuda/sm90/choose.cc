@@ -1,11 +1,11 @@
 // The cost model: what a configuration should take on a problem, in microseconds, from counts alone.
 //
-// A block's time for one step along K is the largest of three: what its tensor cores need, what its share of
-// L2 bandwidth needs (less where the machine is not full), and the latency of a load over the stages that are
-// in flight. Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides
-// under the other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price
-// of partial results, written and read, and of a second kernel; operands with unaligned rows are copied
-// first. A gated product loads and multiplies whole tiles, and writes half of each.
+// A block's time for one step along K is the larger of two: what its tensor cores need, and what its share of
+// L2 bandwidth needs, less where the machine is not full. Units go over the blocks in waves, and each unit
+// ends with an epilogue, which ping-pong hides under the other group's steps. Device memory bounds the whole.
+// Splitting K buys parallelism for the price of partial results, written and read, and of a second kernel;
+// operands with unaligned rows are copied first. A gated product loads and multiplies whole tiles, and writes
+// half of each.
 //
 // The constants were fitted to timings of products on an H200 by the time that the model's choice loses
 // against the best configuration timed. They absorb what the model leaves out, so they are not the machine's
@@ -20,38 +20,36 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 3.929e6;          // bytes
-constexpr double kL2 = 24.72e6;            // bytes, to all multiprocessors
-constexpr double kMma = 3.579e6;           // multiply-adds of a multiprocessor
-constexpr double kThreeGroups = 0.6972;    // of that rate, where three consumers share a tile
-constexpr double kLatency = 0.1335;        // from asking for a stage to asking for it again, at least
-constexpr double kLaunch = 2.562;          // launch, and the way of the first bytes
-constexpr double kCluster = 0.2327;        // start of a cluster
-constexpr double kPairStep = 0.0385;       // more of a step where blocks share columns,
-constexpr double kPairColsStep = 0.04268;  // and where they share rows
-constexpr double kSplit = 0.9793;          // second kernel
-constexpr double kPartials = 2.87e6;       // bytes, written and read again
-constexpr double kTile = 0.532;            // epilogue of a warpgroup's 64 x 256 results of 2 bytes
-constexpr double kTurn = 0.05736;          // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.4216;    // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 2.043;         // epilogue of a transposed tile
-constexpr double kUnaligned64 = 2.224;  // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 6.362;  // of 32
-constexpr double kUnaligned16 = 33;     // and of 16
-constexpr double kUnalignedSwapped = 0.9724;  // times kSwapped
-constexpr double kStoresSwapped = 4.729;   // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished = 2.066;        // with C, bias or activation, where it is hidden,
-constexpr double kFinishedInTurn = 2.712;  // and where it is not
-constexpr double kNarrowBlock = 1.437;     // loads in 64-byte lines
-constexpr double kLines = 3.471;           // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.571;         // and of those that straddle lines, in whole sectors
-constexpr double kHot = 7.498e-06;         // of a line, for each block that asks for it at the same time
-constexpr double kIdleL2 = 0.2523;    // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.1037;   // part of the multiprocessors that saturates memory
-constexpr double kContention = 2.38;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 1.98;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 3.552e6;   // bytes, read and written
-constexpr double kRepackFixed = 2.69;
+constexpr double kDram = 4.228e6;          // bytes
+constexpr double kL2 = 17.59e6;            // bytes, to all multiprocessors
+constexpr double kMma = 3.605e6;           // multiply-adds of a multiprocessor
+constexpr double kThreeGroups = 0.5724;    // of that rate, where three consumers share a tile
+constexpr double kLaunch = 2.295;          // launch, and the way of the first bytes
+constexpr double kCluster = 0.2263;        // start of a cluster
+constexpr double kPairStep = 0.06397;      // more of a step where blocks share columns,
+constexpr double kPairColsStep = 0.06214;  // and where they share rows
+constexpr double kSplit = 0.8341;          // second kernel
+constexpr double kPartials = 1.941e6;      // bytes, written and read again
+constexpr double kTile = 0.8065;           // epilogue of a warpgroup's 64 x 256 results of 2 bytes
+constexpr double kTurn = 0.06657;          // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.8751;    // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.487;         // epilogue of a transposed tile
+constexpr double kUnaligned64 = 1.132;  // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 7.033;  // of 32
+constexpr double kUnaligned16 = 21.21;  // and of 16
+constexpr double kUnalignedSwapped = 0.04827;  // times kSwapped
+constexpr double kStoresSwapped = 8.026;   // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished = 2.432;        // with C, bias or activation, where it is hidden,
+constexpr double kFinishedInTurn = 2.327;  // and where it is not
+constexpr double kNarrowBlock = 1.401;     // loads in 64-byte lines
+constexpr double kLines = 2.418;           // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.589;         // and of those that straddle lines, in whole sectors
+constexpr double kIdleL2 = 0.3989;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kPulling = 0.1091;    // part of the multiprocessors that saturates memory
+constexpr double kContention = 4.028;  // how well multiplying and loading overlap, and
+constexpr double kOverlap = 2.125;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 3.175e6;    // bytes, read and written
+constexpr double kRepackFixed = 2.491;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -102,17 +100,6 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double a = straddling(p.a), b = straddling(p.b);
   const double meeting = kPairStep * (c.cluster_m > 1) + kPairColsStep * (c.cluster_n > 1);
   const double rate = t.consumers == 3 ? kMma * kThreeGroups : kMma;
-  const int64_t y_loaded = s.y_blocks ? ceil_div(t.tile_n, block) * block : t.tile_n;
-  const int stages = t.stages(static_cast<int>((t.tile_m + y_loaded) * kTileK * 2));
-  // Blocks that work side by side ask for the same lines, and wait for each other. Clusters ask once.
-  const double blocks = std::min(units * cluster, double(sms));
-  const double tile_rows = double(ceil_div(s.m, t.result_m())),
-               tile_cols = double(ceil_div(s.n, t.result_n()));
-  const double group = std::min(double(c.group) * c.cluster_m, tile_rows);
-  const double cols_at_once = std::min(tile_cols, std::max(1.0, blocks / group));
-  const double rows_at_once = std::min(tile_rows, std::max(1.0, blocks / cols_at_once));
-  const double y_requests = s.y_blocks ? double(ceil_div(t.tile_n, 64)) * kTileK : t.tile_n;
-  const double hot = kHot * (y_requests * rows_at_once / c.cluster_m + t.tile_m * cols_at_once / c.cluster_n);
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
@@ -120,9 +107,9 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
         s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
     const double lines =
         double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
-    const double load = hot + lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
+    const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
     const double step = std::pow(std::pow(mma, kContention) + std::pow(load, kContention), 1 / kContention);
-    return std::max(step, kLatency / stages) + meeting;
+    return step + meeting;
   };
   const double step = step_of(t.tile_n);
   // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.

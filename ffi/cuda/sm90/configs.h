@@ -120,9 +120,8 @@ struct Config {
 // The values of the row's options, in their order. Zero leaves the choice to the model.
 enum Option { kTileM, kTileN, kSchedule, kClusterM, kClusterN, kSplitK, kSwap, kGroup, kGrid, kOptionCount };
 
-// Clusters that run at a time, of so many blocks. The blocks of one lie in one of the chip's parts, of which
-// no two chips have the same number of multiprocessors: pairs fill any, of four and eight an H200 has 30
-// and 15.
+// Clusters that run at a time, of so many blocks. The blocks of one lie in one of the chip's parts: pairs
+// fill any, of four and eight an H200 runs 30 and 15, by timings.
 constexpr int resident_clusters(int multiprocessors, int blocks) {
   const int clusters = blocks <= 2 ? multiprocessors / blocks : multiprocessors * 10 / 11 / blocks;
   return clusters > 0 ? clusters : 1;

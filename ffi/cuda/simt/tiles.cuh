@@ -4,7 +4,8 @@
 // Wide tiles read the least per FMA and narrow ones waste the least on ragged or small outputs, so there is a
 // ladder of sizes, and flat and tall shapes for outputs with one short side. 8 x 8 outputs per thread
 // wherever the tile has room: fewer make shared memory the limit. Small tiles share their outputs among
-// slices, which gives the schedulers enough warps when there are few blocks.
+// slices, which gives the schedulers enough warps when there are few blocks: a warp for each, as a block's
+// start and the slices' sums take longer the more there are.
 //
 // Twelve warps of about 160 registers per multiprocessor hide more latency than eight of 240, but leave no
 // registers for a second set of sums (home.cuh), and those sums in shared memory leave little of it to the
@@ -31,8 +32,8 @@ using F32Small = TypeList<Tile<float, 64, 64, 16, 32, 32, 4, 3, 1, 4>,    // 128
                           Tile<float, 32, 32, 16, 32, 32, 4, 3, 2, 10>,   // 64
                           Tile<float, 16, 128, 32, 16, 128, 4, 4, 4, 2>,  // 128
                           Tile<float, 128, 16, 32, 128, 16, 8, 4, 4, 2>,  // 128
-                          Tile<float, 32, 32, 64, 32, 32, 4, 4, 8, 2>,    // 256
-                          Tile<float, 16, 32, 64, 16, 32, 4, 5, 8, 2>>;   // 256
+                          Tile<float, 32, 32, 32, 32, 32, 4, 5, 4, 3>,    // 128
+                          Tile<float, 16, 32, 64, 16, 32, 4, 5, 4, 2>>;   // 128
 using F64 = TypeList<Tile<double, 64, 64, 16, 32, 32, 4, 3, 1, 3>,        // 128
                      Tile<double, 32, 32, 16, 32, 32, 4, 3, 2, 4>>;       // 64
 // 16-bit operands: converted on the way into shared memory.

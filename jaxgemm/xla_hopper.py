@@ -17,8 +17,9 @@ from jaxgemm.problem import Problem
 #: Bytes that the rows of an operand must be a multiple of, or XLA pads it, or uses its slower kernels.
 _PITCH = 16
 #: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds: where sums are up
-#: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands and adds up parts.
-_XLA_UNALIGNED, _XLA_SUMS, _STEP = (60e6, 2.2e6, (1.8, 6.9)), 192, 64
+#: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands, at the last rate, and adds up
+#: parts.
+_XLA_UNALIGNED, _XLA_SUMS, _STEP, _XLA_COPIES = (60e6, 2.2e6, (1.8, 6.9)), 192, 64, 3e6
 #: Unaligned results so small, with a side so short, that copies of operands cost more than XLA's slower kernels.
 _FEW_UNALIGNED, _SHORT_UNALIGNED = 1 << 14, 32
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
@@ -32,6 +33,8 @@ _WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 1 << 20)
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
 #: and sums of so many elements on, if both are multiples of the last.
 _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
+#: Microseconds below which ours are faster for fewer rows or columns than that, too: XLA's take several kernels.
+_SMALL_FEW = 12.0
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
@@ -81,7 +84,7 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     if problem.batch != (1, 1):
         return "" if _SMALL_BATCH[0] <= expected < _SMALL_BATCH[1] and k >= _BATCH_SUMS else _NO_BATCH
     if side < _SHORT[0]:
-        return "" if padded and k >= _SPLIT_FEW_ROWS else _NO_PADDING
+        return "" if k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW) else _NO_PADDING
     if k <= _STREAMED_SUMS and long >= _STREAMED:
         whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
         return "" if whole and min(side, k) >= _STREAMED_FROM else _STREAMS
@@ -111,4 +114,5 @@ def unaligned_microseconds(problem: Problem) -> float:
     shape = (problem.m, problem.n, problem.k)
     traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
     padded = problem.k > _XLA_SUMS and problem.k % _STEP != 0
-    return least[padded] + max(batch * math.prod(shape) / rate, traffic / bandwidth)
+    copies = 2 * size * batch * problem.k * (problem.m + problem.n) / _XLA_COPIES if padded else 0.0  # read and written
+    return least[padded] + copies + max(batch * math.prod(shape) / rate, traffic / bandwidth)

@@ -69,8 +69,14 @@ def test_auto_where_xla_runs_several_kernels(given):
 @cuda
 @pytest.mark.parametrize(
     "given",
-    [problem(m=60000, n=64, k=64), problem(m=96, n=200, k=128), replace(problem(m=320, n=320, k=96), batch=(1, 8))],
-    ids=["long", "one of the smallest", "a small batch"],
+    [
+        problem(m=60000, n=64, k=64),
+        problem(m=96, n=200, k=128),
+        replace(problem(m=320, n=320, k=96), batch=(1, 8)),
+        problem(m=9, n=2304, k=1024),
+        problem(m=85, n=1535, k=3553),
+    ],
+    ids=["long", "one of the smallest", "a small batch", "few rows of a small product", "long unaligned sums"],
 )
 def test_auto_where_ours_are_as_good(given):
     assert select.select(given, HOPPER).kernel.name == "sm90"
@@ -90,7 +96,7 @@ def test_auto_where_ours_are_as_good(given):
         (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),
         (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),
         (replace(problem(m=64, n=64, k=64), batch=(1, 1024)), HOPPER, None, "a batch of aligned products"),
-        (problem(m=8, n=4096, k=4096, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),
+        (problem(m=8, n=8192, k=4096, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),
         (problem("uint8", out="int32"), HOPPER, None, "known to be faster for uint8"),
         (problem("float64"), HOPPER, None, "no kernel of ours is known to be faster for float64"),
         (problem(), AMPERE, None, "for bfloat16 on compute capability 8.0"),

@@ -50,7 +50,7 @@ def test_every_width(tile_n, rng):
     """Rows of results that end anywhere in a strip, and from a batch's second product on begin anywhere in a vector."""
     widths = (1, 3, 7, 8, 9, 17, 33, 63, 65, tile_n - 1, tile_n + 1, tile_n + 7, 2 * tile_n + 5)
     check_all(
-        [Product.random(rng, (67, n, 40), TYPES, "NT", ((3,), (3,))) for n in sorted({*widths})],
+        [Product.random(rng, (67, n, 40), TYPES, "NT", ((3,), (3,))) for n in sorted(set(widths))],
         "sm90",
         tile_m=64,
         tile_n=tile_n,

@@ -30,15 +30,19 @@ constexpr double kMixedParts = 1.3;      // parts of tiles take longer beside wh
 constexpr double kApart = 0.03;          // blocks at different k share nothing in the L1
 constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
 constexpr double kL2Bytes = 40e6;         // operands that it holds beside what else is there
+constexpr double kRepackOverhead = 5000;  // clocks: a kernel before this one
+constexpr double kMostRepacked = 512e6;   // bytes of workspace
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
 
 // How many stages a thread sums up before that joins its sum so far; kNoChunks if all of them. An eighth of K
 // costs little whatever K is, and chunks of 256 values make the error of K = 8192 that of K = 288. They
-// follow from K and the tile alone.
+// follow from K and the tile alone. Tiles with slices have short sums of few values a thread, so that a trip
+// home is cheap.
 unsigned chunk_stages(const GemmProblem& p, const TileInfo& t, const Chip& chip) {
   const auto eighth = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.k) / 8));
-  const int64_t values = std::clamp<int64_t>(eighth, 64, 256);
+  const int64_t values = std::clamp<int64_t>(eighth, t.slices > 1 ? 32 : 64, 256);
   const bool home = t.home == Home::kRegisters || (t.home == Home::kShared && has_room_for_chunks(chip));
   if (!home || p.k <= values * t.slices) return kNoChunks;
   return static_cast<unsigned>(values / t.slice_k());
@@ -186,6 +190,20 @@ size_t partial_bytes(const GemmProblem& p, const Plan& plan) {
   return static_cast<size_t>(slots) * t.bm * t.bn * (16 / t.vec);
 }
 
+// Distinct products stay distinct, and those that share an operand share its copy.
+Matrix repacked(const GemmProblem& p, const Matrix& x, int64_t extent, bool transposed) {
+  Matrix y{.dtype = x.dtype, .transposed = transposed};
+  y.ld = round_up(extent, static_cast<int64_t>(16 / dtype_bytes(x.dtype)));
+  if (x.batch_stride[1]) y.batch_stride[1] = p.k * y.ld;
+  if (x.batch_stride[0]) y.batch_stride[0] = p.k * y.ld * (x.batch_stride[1] ? p.batch[1] : 1);
+  return y;
+}
+
+size_t bytes_of(const GemmProblem& p, const Matrix& x) {
+  const int64_t copies = (x.batch_stride[0] ? p.batch[0] : 1) * (x.batch_stride[1] ? p.batch[1] : 1);
+  return static_cast<size_t>(p.k * x.ld * copies) * dtype_bytes(x.dtype);
+}
+
 Load load_for(const Matrix& x, bool rows_contiguous, int64_t extent, const void* data, const TileInfo& any) {
   if (dtype_bytes(x.dtype) < 4) return Load::kConvert;
   if (!rows_contiguous) return Load::kTranspose;
@@ -199,29 +217,39 @@ struct Loads {
   Load a, b;
 };
 
-Loads loads_for(const GemmProblem& p, const void* a, const void* b) {
+// Read and written once.
+double repack_cycles(const GemmProblem& p, const Plan& plan) {
+  double bytes = 0;
+  if (plan.repack_a) bytes += static_cast<double>(bytes_of(p, repacked_a(p)));
+  if (plan.repack_b) bytes += static_cast<double>(bytes_of(p, repacked_b(p)));
+  return bytes > 0 ? kRepackOverhead + 2 * bytes / kMemoryRate : 0;
+}
+
+Loads loads_for(const GemmProblem& p, const void* a, const void* b, bool repack_a, bool repack_b) {
   const TileInfo& any = tiles_for(p)[0];
-  Loads loads{load_for(p.a, p.a.transposed, p.m, a, any), load_for(p.b, !p.b.transposed, p.n, b, any)};
+  Loads loads{repack_a ? Load::kRows16 : load_for(p.a, p.a.transposed, p.m, a, any),
+              repack_b ? Load::kRows16 : load_for(p.b, !p.b.transposed, p.n, b, any)};
   // Mixed widths would double the number of kernels for a few per cent on few problems.
   if (loads.a == Load::kRows && loads.b == Load::kRows16) loads.b = Load::kRows;
   if (loads.b == Load::kRows && loads.a == Load::kRows16) loads.a = Load::kRows;
   return loads;
 }
 
-// The best cuts for one tile: none, of all tiles, or of those that whole rounds of the chip leave over.
-Plan best_cuts(const GemmProblem& p, int tile, Loads loads, const Chip& chip, size_t workspace) {
-  const TileInfo& t = tiles_for(p)[tile];
-  Plan best{.tile = tile, .chunk = chunk_stages(p, t, chip), .load_a = loads.a, .load_b = loads.b};
+// The best cuts for a plan's tile: none, of all tiles, or of those that whole rounds of the chip leave over.
+Plan best_cuts(const GemmProblem& p, Plan best, const Chip& chip, size_t workspace) {
+  const TileInfo& t = tiles_for(p)[best.tile];
+  best.chunk = chunk_stages(p, t, chip);
   const int64_t tiles = best.whole = tile_total(p, t);
   const int64_t resident = resident_blocks(t, chip, best.chunk != kNoChunks);
   const int64_t wave = chip.multiprocessors * resident;
   const Cost cost{p,
                   static_cast<double>(chip.multiprocessors),
                   static_cast<double>(resident),
-                  loads.a,
-                  loads.b,
+                  best.load_a,
+                  best.load_b,
                   p.d == DType::kF64 ? 2.0 : 1.0};
-  best.cycles = cost(t, best, tiles);
+  const double before = repack_cycles(p, best);
+  best.cycles = before + cost(t, best, tiles);
 
   // Ranges shorter than four stages only wait for their first copies.
   const int64_t stages = ceil_div(p.k, t.bk);
@@ -230,8 +258,8 @@ Plan best_cuts(const GemmProblem& p, int tile, Loads loads, const Chip& chip, si
     Plan plan = best;
     plan.whole = whole;
     plan.ranges = ranges;
-    if (partial_bytes(p, plan) > workspace) return true;
-    plan.cycles = cost(t, plan, tiles);
+    if (workspace_of(p, plan).total > workspace) return true;
+    plan.cycles = before + cost(t, plan, tiles);
     if (plan.cycles < best.cycles) best = plan;
     return true;
   };
@@ -254,14 +282,33 @@ Plan best_cuts(const GemmProblem& p, int tile, Loads loads, const Chip& chip, si
   return best;
 }
 
-Plan search(const GemmProblem& p, const void* a, const void* b, const Chip& chip, size_t workspace) {
-  const Loads loads = loads_for(p, a, b);
-  if (const int64_t asked = tile_option(p)) {
-    return best_cuts(p, static_cast<int>(asked) - 1, loads, chip, workspace);
+// The best cuts for one tile, with operands as they are or repacked.
+Plan best_for(const GemmProblem& p, int tile, const void* a, const void* b, const Chip& chip,
+              size_t workspace) {
+  const Loads given = loads_for(p, a, b, false, false);
+  Plan best = best_cuts(p, {.tile = tile, .load_a = given.a, .load_b = given.b}, chip, workspace);
+  if (given.a == Load::kConvert || p.k == 0) return best;
+  for (const auto& [repack_a, repack_b] : {std::pair(true, false), {false, true}, {true, true}}) {
+    if ((repack_a && given.a == Load::kRows16) || (repack_b && given.b == Load::kRows16)) continue;
+    const Loads loads = loads_for(p, a, b, repack_a, repack_b);
+    Plan plan{.tile = tile, .load_a = loads.a, .load_b = loads.b, .repack_a = repack_a, .repack_b = repack_b};
+    const auto bytes = static_cast<double>(workspace_of(p, plan).total);
+    // What costs a fifth of the product has no chance.
+    if (bytes > std::min(static_cast<double>(workspace), kMostRepacked)) continue;
+    if (repack_cycles(p, plan) > best.cycles / 5) continue;
+    plan = best_cuts(p, plan, chip, workspace);
+    if (plan.cycles < best.cycles) best = plan;
   }
-  Plan best = best_cuts(p, 0, loads, chip, workspace);
+  return best;
+}
+
+Plan search(const GemmProblem& p, const void* a, const void* b, const Chip& chip, size_t workspace) {
+  if (const int64_t asked = tile_option(p)) {
+    return best_for(p, static_cast<int>(asked) - 1, a, b, chip, workspace);
+  }
+  Plan best = best_for(p, 0, a, b, chip, workspace);
   for (int tile = 1; tile < static_cast<int>(tiles_for(p).size()); ++tile) {
-    const Plan plan = best_cuts(p, tile, loads, chip, workspace);
+    const Plan plan = best_for(p, tile, a, b, chip, workspace);
     if (plan.cycles < best.cycles) best = plan;
   }
   return best;
@@ -280,27 +327,33 @@ int64_t tile_option(const GemmProblem& p) {
   return asked >= 1 && asked <= static_cast<int64_t>(tiles_for(p).size()) ? asked : 0;
 }
 
-// Workspace is asked for before the device and the buffers' addresses are known, so the bound comes from a
-// reference device and unaligned operands, and every plan keeps within it.
+Matrix repacked_a(const GemmProblem& p) { return repacked(p, p.a, p.m, true); }
+Matrix repacked_b(const GemmProblem& p) { return repacked(p, p.b, p.n, false); }
+
+Workspace workspace_of(const GemmProblem& p, const Plan& plan) {
+  Workspace w;
+  w.a = round_up(static_cast<int64_t>(partial_bytes(p, plan)), 256);
+  w.b = w.a + (plan.repack_a ? round_up(static_cast<int64_t>(bytes_of(p, repacked_a(p))), 256) : 0);
+  w.total = w.b + (plan.repack_b ? bytes_of(p, repacked_b(p)) : 0);
+  return w;
+}
+
+// Workspace is asked for before the device and the buffers' addresses are known. So it is what aligned
+// operands want on a reference device, and every plan keeps within it.
 size_t workspace_bytes(const GemmProblem& p) {
   if (p.output_empty()) return 0;
-  const void* unaligned = reinterpret_cast<const void*>(uintptr_t{1});
-  const void* aligned = nullptr;
-  const auto bytes = [&](const void* data) {
-    return partial_bytes(p, search(p, data, data, Chip{}, SIZE_MAX));
-  };
-  return std::max(bytes(aligned), bytes(unaligned));
+  return workspace_of(p, search(p, nullptr, nullptr, Chip{}, SIZE_MAX)).total;
 }
 
 std::vector<Candidate> rank_tiles(const GemmProblem& p, int multiprocessors) {
   constexpr double kClocksPerMicrosecond = 1980;
   if (p.output_empty()) return {};
-  const Loads loads = loads_for(p, nullptr, nullptr);
   const int64_t asked = tile_option(p);
   std::vector<Candidate> ranked;
   for (int tile = 0; tile < static_cast<int>(tiles_for(p).size()); ++tile) {
     if (asked != 0 && asked != tile + 1) continue;
-    const Plan plan = best_cuts(p, tile, loads, Chip{.multiprocessors = multiprocessors}, SIZE_MAX);
+    const Chip chip{.multiprocessors = multiprocessors};
+    const Plan plan = best_for(p, tile, nullptr, nullptr, chip, SIZE_MAX);
     ranked.push_back({{tile + 1}, plan.cycles / kClocksPerMicrosecond});
   }
   std::stable_sort(ranked.begin(), ranked.end(),
@@ -310,11 +363,10 @@ std::vector<Candidate> rank_tiles(const GemmProblem& p, int multiprocessors) {
 
 Plan make_plan(const GemmProblem& p, const void* a, const void* b, const Chip& chip) {
   const Plan plan = search(p, a, b, chip, SIZE_MAX);
-  const Chip reference;
-  if (plan.ranges == 0 ||
-      (chip.multiprocessors == reference.multiprocessors && chip.shared_bytes == reference.shared_bytes))
-    return plan;
-  return search(p, a, b, chip, workspace_bytes(p));
+  const size_t wanted = workspace_of(p, plan).total;
+  if (wanted == 0) return plan;
+  const size_t given = workspace_bytes(p);
+  return wanted <= given ? plan : search(p, a, b, chip, given);
 }
 
 }  // namespace jaxgemm::cuda::simt

@@ -1,4 +1,5 @@
-// How a problem is run: tile, cuts and copy modes, by a cost model and nothing else. Host code only.
+// How a problem is run: tile, cuts, copy modes and repacked operands, by a cost model and nothing else. Host
+// code only.
 #pragma once
 
 #include <span>
@@ -27,8 +28,19 @@ struct Plan {
   int64_t ranges = 0;
   unsigned chunk = 0;  // stages, see chunk_stages
   Load load_a = Load::kRows, load_b = Load::kRows;
-  double cycles = 0;  // the model's estimate
+  bool repack_a = false, repack_b = false;  // first: see repack.cuh
+  double cycles = 0;                        // the model's estimate
 };
+
+// Where a launch's workspace has its parts' sums, at its start, and its repacked operands: bytes from there.
+struct Workspace {
+  size_t a = 0, b = 0, total = 0;
+};
+Workspace workspace_of(const GemmProblem& p, const Plan& plan);
+
+// How op(A) lies once it is repacked, and op(B).
+Matrix repacked_a(const GemmProblem& p);
+Matrix repacked_b(const GemmProblem& p);
 
 constexpr unsigned kNoChunks = ~0u;
 

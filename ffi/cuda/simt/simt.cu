@@ -6,6 +6,7 @@
 #include "../kernels.h"
 #include "plan.cuh"
 #include "reduce.cuh"
+#include "repack.cuh"
 #include "variants.cuh"
 
 namespace jaxgemm::cuda {
@@ -46,6 +47,41 @@ Plan recall_plan(const GemmProblem& p, const GemmBuffers& b, const Chip& chip) {
   const int64_t device = static_cast<int64_t>(chip.shared_bytes) * 65536 + chip.multiprocessors;
   return recall(key_of(p, aligned(b.a) * 2 + aligned(b.b), device),
                 [&] { return simt::make_plan(p, b.a, b.b, chip); });
+}
+
+simt::RepackOperand repack_of(const GemmProblem& p, const Matrix& x, const void* from, const Matrix& copy,
+                              void* to, int64_t extent) {
+  return {.from = from,
+          .to = to,
+          .extent = extent,
+          .k = p.k,
+          .along_k = x.transposed != copy.transposed,
+          .ld = x.ld,
+          .pitch = copy.ld,
+          .batch = {x.batch_stride[0] ? p.batch[0] : 1, x.batch_stride[1] ? p.batch[1] : 1},
+          .batch_stride = {x.batch_stride[0], x.batch_stride[1]}};
+}
+
+// Copies the operands that the plan wants repacked, and puts the copies in their place.
+void repack(const Plan& plan, GemmProblem& p, GemmBuffers& b, cudaStream_t stream) {
+  if (!plan.repack_a && !plan.repack_b) return;
+  const simt::Workspace at = simt::workspace_of(p, plan);
+  simt::RepackOperand first, second;
+  if (plan.repack_a) {
+    const Matrix copy = simt::repacked_a(p);
+    void* const to = static_cast<char*>(b.workspace) + at.a;
+    first = repack_of(p, p.a, b.a, copy, to, p.m);
+    p.a = copy;
+    b.a = to;
+  }
+  if (plan.repack_b) {
+    const Matrix copy = simt::repacked_b(p);
+    void* const to = static_cast<char*>(b.workspace) + at.b;
+    second = repack_of(p, p.b, b.b, copy, to, p.n);
+    p.b = copy;
+    b.b = to;
+  }
+  simt::launch_repack(first, second, dtype_bytes(p.a.dtype), stream);
 }
 
 template <typename Types>
@@ -129,8 +165,12 @@ Status launch_simt(const GemmProblem& p, const GemmBuffers& b, const Executor& e
   Chip chip;
   if (Status status = read_chip(executor.device, &chip); !status.ok()) return status;
   const Plan plan = recall_plan(p, b, chip);
-  return dispatch_types(FloatTypes{}, p,
-                        [&](auto types) { return launch<decltype(types)>(p, b, plan, executor.stream); });
+  GemmProblem problem = p;
+  GemmBuffers buffers = b;
+  repack(plan, problem, buffers, executor.stream);
+  return dispatch_types(FloatTypes{}, p, [&](auto types) {
+    return launch<decltype(types)>(problem, buffers, plan, executor.stream);
+  });
 }
 
 }  // namespace jaxgemm::cuda

@@ -20,36 +20,43 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.228e6;          // bytes
+constexpr double kDram = 4.33e6;           // bytes
 constexpr double kL2 = 17.59e6;            // bytes, to all multiprocessors
 constexpr double kMma = 3.605e6;           // multiply-adds of a multiprocessor
-constexpr double kThreeGroups = 0.5724;    // of that rate, where three consumers share a tile
-constexpr double kLaunch = 2.295;          // launch, and the way of the first bytes
-constexpr double kCluster = 0.2263;        // start of a cluster
-constexpr double kPairStep = 0.06397;      // more of a step where blocks share columns,
-constexpr double kPairColsStep = 0.06214;  // and where they share rows
-constexpr double kSplit = 0.8341;          // second kernel
-constexpr double kPartials = 1.941e6;      // bytes, written and read again
-constexpr double kTile = 0.8065;           // epilogue of a warpgroup's 64 x 256 results of 2 bytes
-constexpr double kTurn = 0.06657;          // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.8751;    // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.487;         // epilogue of a transposed tile
-constexpr double kUnaligned64 = 1.132;  // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 7.033;  // of 32
-constexpr double kUnaligned16 = 21.21;  // and of 16
-constexpr double kUnalignedSwapped = 0.04827;  // times kSwapped
-constexpr double kStoresSwapped = 8.026;   // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished = 2.432;        // with C, bias or activation, where it is hidden,
-constexpr double kFinishedInTurn = 2.327;  // and where it is not
-constexpr double kNarrowBlock = 1.401;     // loads in 64-byte lines
-constexpr double kLines = 2.418;           // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.589;         // and of those that straddle lines, in whole sectors
-constexpr double kIdleL2 = 0.3989;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.1091;    // part of the multiprocessors that saturates memory
+constexpr double kLaunch = 2.212;          // launch, and the way of the first bytes
+constexpr double kCluster = 0.2347;        // start of a cluster
+constexpr double kPairStep = 0.08617;      // more of a step where blocks share columns,
+constexpr double kPairColsStep = 0.05631;  // and where they share rows
+constexpr double kSplit = 0.7631;          // second kernel
+constexpr double kPartials = 2.067e6;      // bytes, written and read again
+constexpr double kTile = 0.8064;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.666;  // and how much more of one that others wait for
+constexpr double kTurn = 0.1724;            // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.7639;     // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.241;          // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 2.523;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 0.7174;  // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 1.904;   // of 32
+constexpr double kUnaligned16 = 5.875;   // and of 16
+constexpr double kUnalignedSwapped = 0.05758;  // times kSwapped
+constexpr double kStoresSwapped = 5.771;  // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished = 3.385;       // with C, bias or activation, where it is hidden,
+constexpr double kFinishedInTurn = 2.53;  // and where it is not
+constexpr double kNarrowBlock = 1.656;    // loads in 64-byte lines
+constexpr double kLines = 2.418;          // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.55;         // and of those that straddle lines, in whole sectors
+constexpr double kIdleL2 = 0.3831;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kPulling = 0.03172;   // part of the multiprocessors that saturates memory
 constexpr double kContention = 4.028;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 2.125;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 3.175e6;    // bytes, read and written
-constexpr double kRepackFixed = 2.491;
+constexpr double kOverlap = 2.139;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 4.329e6;    // bytes, read and written
+constexpr double kRepackFixed = 3.743;
+
+// Of kMma, by row of kTiles.
+constexpr double kRates[kTileCount] = {1.0, 0.87, 0.99, 1.0, 1.0, 1.0, 1.0, 0.96, 1.0, 0.90, 0.83, 0.93, 1.03,
+                                       0.99, 0.98, 1.03, 0.92, 0.95,
+                                       // gated ones as those that they are like
+                                       1.0, 1.0, 1.03, 1.0, 0.83, 0.83, 0.83};
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -98,8 +105,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const int block = rows_block(t.result_n());
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const double a = straddling(p.a), b = straddling(p.b);
-  const double meeting = kPairStep * (c.cluster_m > 1) + kPairColsStep * (c.cluster_n > 1);
-  const double rate = t.consumers == 3 ? kMma * kThreeGroups : kMma;
+  const double meeting = std::max(kPairStep * (c.cluster_m > 1), kPairColsStep * (c.cluster_n > 1));
+  const double rate = kMma * kRates[c.tile];
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
@@ -125,8 +132,11 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
-  double epilogue = kTile * results / (ping_pong ? 1 : t.consumers) / 16384 * result_bytes / 2;
-  if (c.split_k == 1) {
+  double epilogue = kTile * results / 16384 * result_bytes / 2;
+  if (!ping_pong) epilogue *= kCooperativeTile / t.consumers;
+  if (c.split_k > 1) {
+    if (c.swap) epilogue *= kSwappedPartials;
+  } else {
     if (c.swap) epilogue *= kSwapped;
     epilogue *=
         p.n % 8 != 0 ? unaligned_epilogue(t, c.swap) : 1 + kNarrowStrip * (64.0 / t.strip_columns() - 1);

@@ -29,17 +29,19 @@ _SHORT, _LONG = (16, 128), 16384
 _FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
 #: What the length of split sums must be a multiple of, or XLA copies both operands to pad them; the length from which
 #: on it splits sums for few rows, and for results of up to so many elements.
-_WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 1 << 20)
+_WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 3 << 19)
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
 #: and sums of so many elements on, if both are multiples of the last.
 _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
-#: Microseconds below which ours are faster for fewer rows or columns than that, too: XLA's take several kernels.
+#: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too: XLA's take several
+#: kernels.
 _SMALL_FEW = 12.0
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
 _SMALL = {2: 21.0, 4: 300.0}
-#: The smallest 16-bit products, in microseconds, and the sums up to which XLA's kernel is faster: one step along k.
+#: The smallest 16-bit products, in microseconds, and one step along k: of shorter sums, and in the smallest products of
+#: such sums, XLA's kernel is faster.
 _SMALLEST, _ONE_STEP = 3.4, 64
 #: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
 _SMALL_BATCH, _BATCH_SUMS = (2.6, 16.0), 96
@@ -92,8 +94,8 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
         return ""
     if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):
         return f"from a long side of {_LONG} on a product with a short one is as fast by XLA"
-    if expected < _SMALLEST and k <= _ONE_STEP:
-        return "the smallest products of short sums are as fast by XLA"
+    if k < _ONE_STEP or (k == _ONE_STEP and expected < _SMALLEST):
+        return "the shortest sums are as fast by XLA, and the smallest products of short ones"
     # XLA makes a kernel of its own of an activation.
     long_sums = results <= _FEW_RESULTS and k >= _LONG_SUMS
     if expected < _SMALL[2] or side <= _SHORT[1] or long_sums or problem.epilogue.activation:

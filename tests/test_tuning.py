@@ -90,6 +90,7 @@ def test_auto_where_ours_are_as_good(given):
         (problem("float32", 4096, 4096, 4096), HOPPER, HIGHEST, "needs no padding"),
         (problem(m=64, n=32001, k=2048), HOPPER, None, "XLA's should take"),
         (problem(m=96, n=256, k=64), HOPPER, None, "the smallest products"),
+        (problem(m=4000, n=4000, k=24), HOPPER, None, "the shortest sums"),
         (problem(m=300, n=101, k=448), HOPPER, None, "XLA's should take"),
         (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
         (problem(m=4, n=8192, k=8192), HOPPER, None, "needs no padding"),

@@ -196,7 +196,7 @@ SUITES: dict[str, Suite] = {
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
-    "survey": Suite(_survey(12, 2030), ("auto", "sm90")),
+    "survey": Suite(_survey(12, 2031), ("auto", "sm90")),
     "mixed_products": Suite(_MIXED, ("auto", "sm90")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

@@ -89,6 +89,20 @@ __device__ __forceinline__ void store_global(void* to, uint4 v) {
                : "memory");
 }
 
+// A store without a branch around it.
+__device__ __forceinline__ void store_global_if(bool on, void* to, uint32_t value) {
+  asm volatile(
+      "{\n.reg .pred on;\nsetp.ne.u32 on, %0, 0;\n@on st.global.b32 [%1], %2;\n}" ::"r"(uint32_t{on}),
+      "l"(to), "r"(value)
+      : "memory");
+}
+__device__ __forceinline__ void store_global_if(bool on, void* to, uint16_t value) {
+  asm volatile(
+      "{\n.reg .pred on;\nsetp.ne.u32 on, %0, 0;\n@on st.global.b16 [%1], %2;\n}" ::"r"(uint32_t{on}),
+      "l"(to), "h"(value)
+      : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements from the accumulators' register layout to shared memory; lane 8i + r
 // gives the address of row r of matrix i (column r for the transposed form).
 __device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t (&r)[4]) {

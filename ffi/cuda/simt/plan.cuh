@@ -28,7 +28,7 @@ struct Plan {
   int64_t ranges = 0;
   unsigned chunk = 0;  // stages, see chunk_stages
   Load load_a = Load::kRows, load_b = Load::kRows;
-  bool repack_a = false, repack_b = false;  // first: see repack.cuh
+  bool repack_a = false, repack_b = false;  // first: see repack_rows.cuh
   double cycles = 0;                        // the model's estimate
 };
 

@@ -6,7 +6,7 @@
 #include "../kernels.h"
 #include "plan.cuh"
 #include "reduce.cuh"
-#include "repack.cuh"
+#include "repack_rows.cuh"
 #include "variants.cuh"
 
 namespace jaxgemm::cuda {

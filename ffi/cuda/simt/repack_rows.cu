@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "repack.cuh"
+#include "repack_rows.cuh"
 
 namespace jaxgemm::cuda::simt {
 namespace {

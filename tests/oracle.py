@@ -216,6 +216,29 @@ def check_all(products: list[Product], kernel: str, **options: int) -> None:
         p.check(result, kernel)
 
 
+def check_special_values(
+    rng: np.random.Generator, shape: tuple[int, int, int], types: Any, kernel: str, **options: int
+) -> None:
+    """A row of a with NaN and a column of b with infinities: they reach their row and column of D, and no others."""
+    m, n, k = shape
+    a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+    a[7, :] = np.nan
+    b[:, 11] = np.inf
+    (d,) = run_all([Product(a, b, out=types[2])], kernel, **options)
+    bad = ~np.isfinite(d.astype(np.float32))
+    assert bad[7].all()
+    assert bad[:, 11].all()
+    bad[7], bad[:, 11] = False, False
+    assert not bad.any()
+
+
+def check_repeats(product: Product, kernel: str) -> None:
+    """Eight runs give the same bits."""
+    first, *others = (product.run(kernel) for _ in range(8))
+    for other in others:
+        assert first.tobytes() == other.tobytes()
+
+
 def poison(shapes: list[tuple[int, ...]], dtype: str) -> None:
     """Fill memory of these sizes with NaN (or a pattern) and free it, so that unwritten results show."""
     kind = dtype_of(dtype)

@@ -40,6 +40,7 @@ SM90: tuple[dict[str, int], ...] = (
     {"tile_m": 64, "tile_n": 64, "split_k": 3},
 )
 SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
+LAYOUTS = ("NN", "NT", "TN")
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
@@ -96,14 +97,15 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
     for name in kernels:
         row = find_kernel(name)
         for types in row.types[:2]:
-            for shape in (*SHAPES, REPACKED) if (name, types[0]) == ("simt", "float32") else SHAPES:
-                for layout in ("NN", "NT", "TN"):
+            for shape in SHAPES:
+                for layout in LAYOUTS:
                     for epilogue in ({}, {"alpha": 0.5, "beta": 2.0, "bias": True, "activation": "gelu"}):
-                        if epilogue and shape == REPACKED:
-                            continue
                         p = Product.random(rng, shape, types, layout, **epilogue)
                         for options in SM90 if name == "sm90" and not epilogue else ({},):
                             yield f"{name} {options} {p.label}", p, name, options
+    for layout in LAYOUTS if "simt" in kernels else ():
+        p = Product.random(rng, REPACKED, find_kernel("simt").types[0], layout)
+        yield f"simt {p.label}", p, "simt", {}
 
 
 def products(kernels: tuple[str, ...] | list[str]) -> int:

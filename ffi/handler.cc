@@ -61,28 +61,29 @@ struct Attributes {
   bool has_bias;
 };
 
-template <typename T>
-void read(const ffi::Dictionary& from, std::string_view name, T& value, std::string& wrong) {
-  const ffi::ErrorOr<T> found = from.get<T>(name);
-  if (found.has_value()) {
-    value = *found;
-  } else if (wrong.empty()) {
-    wrong = join("attribute '", name, "': ", found.error().message());
-  }
-}
-
 ffi::Error read_attributes(const ffi::Dictionary& from, Attributes& attrs) {
-  if (from.size() != 9) return invalid(join("expected 9 attributes, got ", from.size()));
   std::string wrong;
-  read(from, "kernel", attrs.kernel, wrong);
-  read(from, "dims", attrs.dims, wrong);
-  read(from, "a", attrs.a, wrong);
-  read(from, "b", attrs.b, wrong);
-  read(from, "alpha", attrs.alpha, wrong);
-  read(from, "beta", attrs.beta, wrong);
-  read(from, "activation", attrs.activation, wrong);
-  read(from, "config", attrs.config, wrong);
-  read(from, "has_bias", attrs.has_bias, wrong);
+  size_t count = 0;
+  const auto read = [&]<typename T>(std::string_view name, T& value) {
+    const ffi::ErrorOr<T> found = from.get<T>(name);
+    ++count;
+    if (found.has_value()) {
+      value = *found;
+    } else if (wrong.empty()) {
+      wrong = join("attribute '", name, "': ", found.error().message());
+    }
+  };
+  read("kernel", attrs.kernel);
+  read("dims", attrs.dims);
+  read("a", attrs.a);
+  read("b", attrs.b);
+  read("alpha", attrs.alpha);
+  read("beta", attrs.beta);
+  read("activation", attrs.activation);
+  read("config", attrs.config);
+  read("has_bias", attrs.has_bias);
+  if (wrong.empty() && from.size() != count)
+    wrong = join("expected ", count, " attributes, got ", from.size());
   return wrong.empty() ? ffi::Error::Success() : invalid(wrong);
 }
 

@@ -43,6 +43,8 @@ SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
+#: A product for sm90's own code for a bias and an activation, whose rows must be whole vectors.
+ACTIVATED = (203, 264, 96)
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 
 
@@ -106,6 +108,11 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
     for layout in LAYOUTS if "simt" in kernels else ():
         p = Product.random(rng, REPACKED, find_kernel("simt").types[0], layout)
         yield f"simt {p.label}", p, "simt", {}
+    for layout in LAYOUTS if "sm90" in kernels else ():
+        types = find_kernel("sm90").types[0]
+        p = Product.random(rng, ACTIVATED, types, layout, bias=True, activation="gelu")
+        for options in SM90:
+            yield f"sm90 {options} {p.label}", p, "sm90", options
 
 
 def products(kernels: tuple[str, ...] | list[str]) -> int:

@@ -265,7 +265,7 @@ def test_error(name):
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_missing_attribute(name):
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT.*attributes"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"INVALID_ARGUMENT.*attribute '{name}'"):
         call(without=(name,))
 
 

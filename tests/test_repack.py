@@ -35,6 +35,12 @@ def test_one_operand_unaligned(rng):
 
 
 @pytest.mark.gpu
+def test_large_copies(rng):
+    """So much to copy that a thread has two vectors."""
+    check_all(products(rng, (40, 4099, 4101), ("NN", "NT")), "sm90")
+
+
+@pytest.mark.gpu
 def test_splits_clusters_and_grids(rng):
     for split_k, cluster in itertools.product((1, 2, 3, 5), ((1, 1), (2, 1), (2, 2))):
         options = TILE | {"split_k": split_k, "cluster_m": cluster[0], "cluster_n": cluster[1]}

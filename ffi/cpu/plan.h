@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "../arithmetic.h"
 #include "../problem.h"
 
 namespace jaxgemm::cpu {
@@ -53,8 +54,6 @@ struct Plan {
   int64_t units_per_task = 1;
   int64_t tasks = 0;
 };
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Batch levels over which only A moves, from one product's rows straight on to the next's, are more rows.
 inline GemmProblem fold_batch(GemmProblem p) {

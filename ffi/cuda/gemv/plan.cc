@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../../arithmetic.h"
+
 namespace jaxgemm::cuda::gemv {
 namespace {
 
@@ -16,8 +18,6 @@ constexpr double kPairs = 1.0;     // blocks in clusters of two wait for each ot
 constexpr double kClusters = 2.0;  // and larger ones longer
 constexpr double kRound = 2.5;     // of blocks that have hardly a byte to read
 constexpr double kRoundStart = 0.15;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t fixed(const GemmProblem& p, Option option) {
   return option < static_cast<int>(p.config.size()) ? p.config[option] : 0;

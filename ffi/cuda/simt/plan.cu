@@ -11,6 +11,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "../../arithmetic.h"
 #include "plan.cuh"
 
 namespace jaxgemm::cuda::simt {
@@ -32,9 +33,6 @@ constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
 constexpr double kL2Bytes = 40e6;         // operands that it holds beside what else is there
 constexpr double kRepackOverhead = 5000;  // clocks: a kernel before this one
 constexpr double kMostRepacked = 512e6;   // bytes of workspace
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
 
 // How many stages a thread sums up before that joins its sum so far; kNoChunks if all of them. An eighth of K
 // costs little whatever K is, and chunks of 256 values make the error of K = 8192 that of K = 288. They
@@ -293,8 +291,8 @@ Plan best_for(const GemmProblem& p, int tile, const void* a, const void* b, cons
     const Loads loads = loads_for(p, a, b, repack_a, repack_b);
     Plan plan{.tile = tile, .load_a = loads.a, .load_b = loads.b, .repack_a = repack_a, .repack_b = repack_b};
     const auto bytes = static_cast<double>(workspace_of(p, plan).total);
-    // What costs a fifth of the product has no chance.
     if (bytes > std::min(static_cast<double>(workspace), kMostRepacked)) continue;
+    // What costs a fifth of the product has no chance.
     if (repack_cycles(p, plan) > best.cycles / 5) continue;
     plan = best_cuts(p, plan, chip, workspace);
     if (plan.cycles < best.cycles) best = plan;

@@ -66,21 +66,16 @@ simt::RepackOperand repack_of(const GemmProblem& p, const Matrix& x, const void*
 void repack(const Plan& plan, GemmProblem& p, GemmBuffers& b, cudaStream_t stream) {
   if (!plan.repack_a && !plan.repack_b) return;
   const simt::Workspace at = simt::workspace_of(p, plan);
+  const auto replace = [&](Matrix& x, const void*& from, const Matrix& copy, size_t offset, int64_t extent) {
+    void* const to = static_cast<char*>(b.workspace) + offset;
+    const simt::RepackOperand r = repack_of(p, x, from, copy, to, extent);
+    x = copy;
+    from = to;
+    return r;
+  };
   simt::RepackOperand first, second;
-  if (plan.repack_a) {
-    const Matrix copy = simt::repacked_a(p);
-    void* const to = static_cast<char*>(b.workspace) + at.a;
-    first = repack_of(p, p.a, b.a, copy, to, p.m);
-    p.a = copy;
-    b.a = to;
-  }
-  if (plan.repack_b) {
-    const Matrix copy = simt::repacked_b(p);
-    void* const to = static_cast<char*>(b.workspace) + at.b;
-    second = repack_of(p, p.b, b.b, copy, to, p.n);
-    p.b = copy;
-    b.b = to;
-  }
+  if (plan.repack_a) first = replace(p.a, b.a, simt::repacked_a(p), at.a, p.m);
+  if (plan.repack_b) second = replace(p.b, b.b, simt::repacked_b(p), at.b, p.n);
   simt::launch_repack(first, second, dtype_bytes(p.a.dtype), stream);
 }
 

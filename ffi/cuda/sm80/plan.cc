@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../../arithmetic.h"
+
 namespace jaxgemm::cuda::sm80 {
 namespace {
 
@@ -16,9 +18,6 @@ constexpr int64_t kMinSplitTiles = 4;  // tiles along k under which a split only
 constexpr double kRepackLaunch = 2.0;
 constexpr double kRepackLine = 8e-4;   // microseconds for the ends of a row
 constexpr double kRepackRate = 3.5e6;  // bytes a microsecond, read and written
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
 
 int64_t option(const GemmProblem& p, Option which) {
   return which < static_cast<int>(p.config.size()) ? p.config[which] : 0;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../../arithmetic.h"
 #include "../sm90/repack.cuh"
 #include "launch.h"
 #include "plan.h"
@@ -11,8 +12,6 @@
 namespace jaxgemm::cuda {
 namespace sm80 {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 

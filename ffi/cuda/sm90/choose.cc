@@ -14,6 +14,7 @@
 #include <cmath>
 #include <set>
 
+#include "../../arithmetic.h"
 #include "configs.h"
 
 namespace jaxgemm::cuda::sm90 {
@@ -40,11 +41,11 @@ constexpr double kUnaligned32 = 1.904;   // of 32
 constexpr double kUnaligned16 = 5.875;   // and of 16
 constexpr double kUnalignedSwapped = 0.05758;  // times kSwapped
 constexpr double kStoresSwapped = 5.771;  // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished = 3.385;       // with C, bias or activation, where it is hidden,
-constexpr double kFinishedInTurn = 2.53;  // and where it is not
-constexpr double kNarrowBlock = 1.656;    // loads in 64-byte lines
-constexpr double kLines = 2.418;          // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.55;         // and of those that straddle lines, in whole sectors
+constexpr double kFinished[] = {1.68, 2.16, 3.385};       // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1.32, 1.73, 2.53};  // and where it is not
+constexpr double kNarrowBlock = 1.656;                    // loads in 64-byte lines
+constexpr double kLines = 2.418;       // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.55;      // and of those that straddle lines, in whole sectors
 constexpr double kIdleL2 = 0.3831;     // time of an L2-bound step on an idle machine, over that on a full one
 constexpr double kPulling = 0.03172;   // part of the multiprocessors that saturates memory
 constexpr double kContention = 4.028;  // how well multiplying and loading overlap, and
@@ -62,8 +63,6 @@ struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
   bool y_blocks;           // y comes in whole blocks of columns
 };
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Fraction of the tensor cores' rate that shared memory can feed: narrow tiles read the same rows for fewer
 // columns.
@@ -85,6 +84,19 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 double straddling(const Matrix& x) {
   if (x.ld % 64 == 0 || x.ld % 8 != 0) return 1;
   return x.ld % 16 == 0 ? kSectors : kLines;
+}
+
+// What an epilogue does besides storing: an addition, a function of few instructions, or anything else, for
+// which there is one piece of code that has everything.
+enum class Work { kNone, kLittle, kFunction, kFull };
+
+Work work_of(const GemmProblem& p) {
+  const bool none = p.activation == Activation::kNone;
+  if (none && !p.has_c && !p.has_bias) return Work::kNone;
+  if (p.has_c || p.d == DType::kF32 || p.n % 8 != 0) return Work::kFull;
+  if (none || p.activation == Activation::kRelu) return Work::kLittle;
+  return p.activation == Activation::kGelu || p.activation == Activation::kSilu ? Work::kFunction
+                                                                                : Work::kFull;
 }
 
 double unaligned_epilogue(const TileConfig& t, bool swap) {
@@ -140,8 +152,10 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     if (c.swap) epilogue *= kSwapped;
     epilogue *=
         p.n % 8 != 0 ? unaligned_epilogue(t, c.swap) : 1 + kNarrowStrip * (64.0 / t.strip_columns() - 1);
-    if (p.has_c || p.has_bias || p.activation != Activation::kNone)
-      epilogue *= ping_pong ? kFinished : kFinishedInTurn;
+    if (const Work work = work_of(p); work != Work::kNone) {
+      const int i = static_cast<int>(work) - 1;
+      epilogue *= ping_pong ? kFinished[i] : kFinishedInTurn[i];
+    }
   }
   double busy = main_loop + waves * epilogue;
   if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2 + all_waves * kTurn) + epilogue;

@@ -18,12 +18,10 @@ namespace jaxgemm::cuda::sm90 {
 // multiplying: a kernel holds little that it does not run.
 enum class Finish : uint8_t { kPlain, kRows, kActivated, kFull };
 
-// Whether a tile has code of its own for this finish: where strips are wide, large products take the tile, or
-// few rows do. Every tile can do all that kFull does.
+// Whether a tile has code of its own for this finish: for rows where strips are wide or large products take
+// the tile. Every tile can do all that kFull does.
 constexpr bool has_finish(const TileConfig& tile, Finish finish) {
-  const bool wide = tile.strip_columns() == 64;
-  if (finish == Finish::kRows) return wide || tile.tile_m == 192;
-  return finish != Finish::kActivated || wide || tile.tile_n <= 32;
+  return finish != Finish::kRows || tile.strip_columns() == 64 || tile.tile_m == 192;
 }
 
 // Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
@@ -127,6 +125,12 @@ struct Engine {
 template <typename E>
 struct Accumulators {
   float value[E::kBlocksM][E::kAccumulators];
+};
+
+// Where a strip of a tile's results lies, in the engine's rows and columns.
+struct Strip {
+  int64_t row, col;
+  int split, batch;
 };
 
 // The parts of a block's shared memory, as shared-window addresses.

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "activation.cuh"
+#include "bias.cuh"
 #include "engine.cuh"
 #include "rows.cuh"
 
@@ -27,12 +28,6 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
   }
 }
 
-// Where a strip lies, in the engine's rows and columns.
-struct Strip {
-  int64_t row, col;
-  int split, batch;
-};
-
 template <typename E>
 class EpilogueWarp {
   using In = typename E::In;
@@ -42,13 +37,14 @@ class EpilogueWarp {
   static constexpr int kBufferBytes = 2048;
   static constexpr int kBuffers = E::kStagingBytes / kBufferBytes;
   static_assert(16 * kCols * 2 <= kBufferBytes);
+  using Bias = std::conditional_t<E::kFinish == Finish::kActivated, TileBias<E>, StripBias<E>>;
 
  public:
   __device__ EpilogueWarp(const Params& params, uint32_t staging)
       : p_(params), out_(params.out), staging_(staging), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  // What the first strip needs from memory, to be called before the main loop.
-  __device__ __forceinline__ void prefetch(const Strip& first) { load_bias(first); }
+  // What the first strip needs from memory, or the whole tile, to be called before the main loop.
+  __device__ __forceinline__ void prefetch(const Strip& first) { bias_.load(out_, first, lane_); }
 
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if constexpr (E::kGated != Gated::kNo)
@@ -57,9 +53,12 @@ class EpilogueWarp {
       store_full(acc, first);
     else if constexpr (E::kFinish == Finish::kRows)
       store_all_rows(acc, first);
-    else if constexpr (E::kFinish == Finish::kActivated)
-      store_activated(acc, first);
-    else if (out_.f32)
+    else if constexpr (E::kFinish == Finish::kActivated) {
+      if (out_.swap)
+        store_activated<true>(acc, first);
+      else
+        store_activated<false>(acc, first);
+    } else if (out_.f32)
       store_plain<Way::kPairs>(acc, first);
     else if (out_.swap)
       store_plain<Way::kCopyTransposed>(acc, first);
@@ -126,33 +125,27 @@ class EpilogueWarp {
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = value; });
-#pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] *= out_.alpha;
+      for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
       if (!out_.plain) {
-        const float bias[2] = {bias_[0], bias_[1]};
-        if (i + 1 < E::kBlocksM * kStrips) load_bias(strip_at(first, i + 1));
+        const Bias bias = bias_;
+        if (i + 1 < E::kBlocksM * kStrips) bias_.load(out_, strip_at(first, i + 1), lane_);
         if (!outside(strip)) finish(x, bias, strip);
       }
       if (!outside(strip)) put(x, strip, i % kStrips);
     }
   }
 
+  template <bool kSwap>
   __device__ __forceinline__ void store_activated(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
-      const float bias[2] = {bias_[0], bias_[1]};
-      if (i + 1 < E::kBlocksM * kStrips) load_bias(strip_at(first, i + 1));
       if (outside(strip)) continue;
+      const auto bias = bias_.template of_strip<kSwap>(out_, i, lane_);
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
-      add_bias(x, bias);
+      for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
       activate_usual(out_.activation, x);
-      if (out_.swap)
-        store_copy<true>(x, strip);
-      else
-        store_copy<false>(x, strip);
+      store_copy<kSwap>(x, strip);
     }
   }
 
@@ -235,47 +228,15 @@ class EpilogueWarp {
     if (e % 8 == 7) asm volatile("" ::: "memory");
   }
 
-  __device__ __forceinline__ void finish(float (&x)[kValues], const float (&bias)[2], const Strip& s) const {
+  __device__ __forceinline__ void finish(float (&x)[kValues], const Bias& bias, const Strip& s) const {
     if (out_.c) {
       if (out_.f32)
         add_c<float>(x, s);
       else
         add_c<In>(x, s);
     }
-    if (out_.bias) add_bias(x, bias);
+    if (out_.bias) bias.add(x, out_.swap, lane_);
     activate_all(out_.activation, x);
-  }
-
-  // A strip's bias lies across the warp, two columns a lane (one of the engine's rows a lane when swapped),
-  // so that it takes two registers and can be asked for a strip ahead.
-  __device__ __forceinline__ void load_bias(const Strip& s) {
-    if (!out_.bias) return;
-    const int64_t first = out_.swap ? s.row + lane_ % 16 : s.col + 2 * lane_;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      bias_[i] = 0.f;
-      if (first + i >= out_.cols) continue;
-      bias_[i] = out_.f32 ? static_cast<const float*>(out_.bias)[first + i]
-                          : convert<float>(static_cast<const In*>(out_.bias)[first + i]);
-    }
-  }
-  __device__ __forceinline__ void add_bias(float (&x)[kValues], const float (&bias)[2]) const {
-    if (out_.swap) {
-      const float upper = __shfl_sync(0xffffffffu, bias[0], lane_ / 4);
-      const float lower = __shfl_sync(0xffffffffu, bias[0], lane_ / 4 + 8);
-#pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] += e / 2 % 2 ? lower : upper;
-    } else {
-#pragma unroll
-      for (int e = 0; e < kValues; e += 4) {
-        const float even = __shfl_sync(0xffffffffu, bias[0], e + lane_ % 4);
-        const float odd = __shfl_sync(0xffffffffu, bias[1], e + lane_ % 4);
-        x[e] += even;
-        x[e + 1] += odd;
-        x[e + 2] += even;
-        x[e + 3] += odd;
-      }
-    }
   }
 
   template <typename D>
@@ -378,7 +339,7 @@ class EpilogueWarp {
   uint32_t staging_;
   int lane_;
   int buffer_ = 0;
-  float bias_[2] = {0.f, 0.f};
+  Bias bias_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

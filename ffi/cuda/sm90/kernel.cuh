@@ -7,7 +7,8 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Consumer `group` of a block. Cooperative groups share every unit; ping-pong groups alternate, and a named
+// Consumer `group` of a block. Cooperative groups share every unit, and where it is the only one start one
+// after the other: timings say that short products end sooner so. Ping-pong groups alternate, and a named
 // barrier for each hands the tensor cores over in turn, since two main loops at once would both finish late.
 template <typename E>
 __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& shared, int group, int warp) {
@@ -29,15 +30,23 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     const Strip strip{int64_t(unit.row) * E::kResultM + row + warp % 4 * 16, int64_t(unit.col) * E::kResultN,
                       unit.split, unit.batch};
     epilogue.prefetch(strip);
+    if constexpr (!E::kPingPong) {
+      if (p.schedule.one_wave && group > 0) named_barrier_sync(group, 256);
+    }
+    const auto started = [&] {
+      if constexpr (!E::kPingPong) {
+        if (p.schedule.one_wave && group + 1 < E::kConsumers) named_barrier_arrive(group + 1, 256);
+      }
+    };
     const auto issued = [&] {
       if constexpr (E::kPingPong) {
         if (index + place.unit_stride < p.schedule.units) named_barrier_arrive(2 - group, 256);
       }
     };
     if (!E::kNarrows || unit.col != p.schedule.narrow_col) [[likely]]
-      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, issued);
+      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
     else if constexpr (E::kNarrows)
-      multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, issued);
+      multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
     epilogue.store(acc, strip);
   }
   epilogue.drain();

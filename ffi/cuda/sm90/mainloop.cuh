@@ -176,12 +176,12 @@ __device__ __forceinline__ void release_stage(const SharedLayout<E>& shared, con
 
 // acc = x rows [row, row + kGroupRows) times the first kColumns of y over k_blocks >= 1 stages from the ring.
 // One stage's products stay in flight while the next are issued; a stage goes back once the products that
-// follow it have been issued. `issued` is called when the last product has been issued but not yet waited
-// for.
-template <typename E, int kColumns, typename F>
+// follow it have been issued. `started` is called when the first stage's have been, `issued` when the last
+// product has been issued but not yet waited for.
+template <typename E, int kColumns, typename Started, typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
-                                         int k_blocks, F&& issued) {
+                                         int k_blocks, Started&& started, Issued&& issued) {
   using X = OperandTile<E::kX>;
   using Y = OperandTile<E::kY, E::kY == Major::kMN ? E::kBlockY : 64>;
   using Mma = Wgmma<typename E::In, kColumns, E::kX, E::kY>;
@@ -205,6 +205,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
       accumulate = 1;
     }
     wgmma_commit();
+    if (block == 0) started();
     wgmma_wait<1>();
     if (block > 0) release_stage(shared, place, last);
     last = ring.stage;

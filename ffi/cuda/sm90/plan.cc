@@ -1,12 +1,12 @@
 #include "plan.h"
 
+#include "../../arithmetic.h"
+
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int64_t kAlign = 8;  // elements of 16 bits in the copy engine's 16 bytes
 constexpr int64_t kLine = 64;  // and in a line of L2, which a tile's rows should not straddle
-
-int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 size_t take(size_t* total, size_t bytes) {
   const size_t offset = *total;

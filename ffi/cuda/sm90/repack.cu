@@ -1,9 +1,11 @@
-// A thread writes two 16-byte vectors. A source row may start at any element, so a vector comes out of two
-// aligned ones of the source, which are loaded at full width and shifted in registers; the second is the
-// first one of the next lane, and comes from the L1 cache. Vectors are counted through all rows, so that
-// short rows leave no thread without work; zeros fill a row's last.
+// A thread writes one 16-byte vector, or two of a large copy: more in flight, but late. A source row may
+// start at any element, so a vector comes out of two aligned ones of the source, which are loaded at full
+// width and shifted in registers; the second is the first one of the next lane, and comes from the L1 cache.
+// Vectors are counted through all rows, so that short rows leave no thread without work; zeros fill a row's
+// last.
 #include <algorithm>
 
+#include "../../arithmetic.h"
 #include "../device/ptx.cuh"
 #include "../device/shift.cuh"
 #include "repack.cuh"
@@ -13,8 +15,7 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectors = 2;  // of a thread, in flight together: more would make small copies late
-constexpr int kBlockVectors = kThreads * kVectors;
+constexpr uint32_t kManyVectors = 1 << 21;  // from here on two a thread
 
 struct RepackWork {
   RepackOperand x;
@@ -46,7 +47,8 @@ __device__ __forceinline__ uint4 first_elements(uint4 v, int count) {
   return v;
 }
 
-__device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t block) {
+template <int kVectors>
+__device__ __forceinline__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t block) {
   const RepackOperand& x = work.x;
   const uint32_t inner_count = static_cast<uint32_t>(x.batch_inner);
   const uint32_t outer = batch / inner_count, inner = batch % inner_count;
@@ -62,7 +64,7 @@ __device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t bl
   bool inside = true;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const uint32_t index = block * kBlockVectors + i * kThreads + threadIdx.x;
+    const uint32_t index = (block * kVectors + i) * kThreads + threadIdx.x;
     const uint32_t line = work.line_vectors(min(index, work.vectors - 1));
     const uint32_t vector = min(index, work.vectors - 1) - line * work.line_vectors.divisor;
     const uint8_t* address = begin + 2 * (line * x.from_pitch + 8 * int64_t(vector));
@@ -95,6 +97,7 @@ __device__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t bl
   }
 }
 
+template <int kVectors>
 __global__ void __launch_bounds__(kThreads)
     repack(const __grid_constant__ RepackWork first, const __grid_constant__ RepackWork second) {
   const bool is_first = blockIdx.x < first.blocks;
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t block = is_first ? blockIdx.x : blockIdx.x - first.blocks;
   const int64_t products = work.x.batch_outer * work.x.batch_inner;
   for (int64_t batch = blockIdx.y; batch < products; batch += gridDim.y) {
-    repack_block(work, static_cast<uint32_t>(batch), block);
+    repack_block<kVectors>(work, static_cast<uint32_t>(batch), block);
   }
   // The product's blocks may come, and wait for the copies themselves.
   release_next_kernel();
@@ -112,12 +115,11 @@ Status prepare_work(const RepackOperand& x, RepackWork* work) {
   work->x = x;
   if (x.lines == 0 || x.length == 0) return {};
   const int64_t line_vectors = (x.length + 7) / 8;
-  if (x.lines > (INT32_MAX - kBlockVectors) / line_vectors) {
+  if (x.lines > (INT32_MAX - 2 * kThreads) / line_vectors) {
     return {"an unaligned operand has more than 2^34 elements"};
   }
   work->line_vectors = Divisor(static_cast<uint32_t>(line_vectors));
   work->vectors = static_cast<uint32_t>(x.lines * line_vectors);
-  work->blocks = (work->vectors + kBlockVectors - 1) / kBlockVectors;
   return {};
 }
 
@@ -130,8 +132,17 @@ Status launch_repack(const RepackOperand& first, const RepackOperand& second, CU
     if (!status.ok()) return status;
   }
   const int64_t batch = std::max(a.x.batch_outer * a.x.batch_inner, b.x.batch_outer * b.x.batch_inner);
-  const dim3 grid(a.blocks + b.blocks, static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
-  repack<<<grid, kThreads, 0, stream>>>(a, b);
+  const auto run = [&]<int kVectors>() {
+    for (RepackWork* work : {&a, &b}) {
+      work->blocks = static_cast<uint32_t>(ceil_div(work->vectors, kThreads * kVectors));
+    }
+    const dim3 grid(a.blocks + b.blocks, static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
+    repack<kVectors><<<grid, kThreads, 0, stream>>>(a, b);
+  };
+  if (a.vectors + b.vectors < kManyVectors)
+    run.template operator()<1>();
+  else
+    run.template operator()<2>();
   return launch_status("sm90 (repack)");
 }
 

@@ -3,6 +3,7 @@
 // splits.
 #include <algorithm>
 
+#include "../../arithmetic.h"
 #include "../../recall.h"
 #include "launch.h"
 #include "plan.h"
@@ -14,8 +15,6 @@
 namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 

@@ -7,14 +7,13 @@ import itertools
 import pytest
 from oracle import Product, check_all, check_repeats
 
-from jaxgemm.kernels import find_kernel
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import Device, find_kernel
+from jaxgemm.problem import Problem, plan
+from jaxgemm.select import candidates
 
 ROW = find_kernel("sm90")
 BF16, F16 = (next(types for types in ROW.types if types[0] == types[2] == name) for name in ("bfloat16", "float16"))
-#: tile_m, tile_n, schedule of every tile in ffi/cuda/sm90/configs.h.
-COOPERATIVE = [(192, 192), (192, 160), *((128, n) for n in (128, 160, 192, 224, 256))]
-PING_PONG = [*((128, n) for n in (64, 96, 128, 160)), *((64, n) for n in (16, 32, 64, 96, 128, 192, 256))]
-TILES = [(*tile, 1) for tile in COOPERATIVE] + [(*tile, 2) for tile in PING_PONG]
 EPILOGUES = (
     {"bias": True},
     {"bias": True, "activation": "gelu", "alpha": 0.5},
@@ -23,9 +22,19 @@ EPILOGUES = (
 )
 
 
+def tiles():
+    """tile_m, tile_n and schedule of every tile there is: a product this large may have any."""
+    if not ROW.built:
+        return []
+    view = plan((4096, 4096), (4096, 4096), (((1,), (0,)), ((), ())))
+    problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, BF16[:3], Epilogue())
+    found = candidates(ROW, (), problem, Device("cuda", "NVIDIA H200", 90, 132))
+    return sorted({candidate.config[:3] for candidate in found})
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("swap", [1, 2])
-@pytest.mark.parametrize(("tile_m", "tile_n", "schedule"), TILES)
+@pytest.mark.parametrize(("tile_m", "tile_n", "schedule"), tiles())
 def test_every_tile(tile_m, tile_n, schedule, swap, rng):
     """Ragged in the tile's rows and columns, one step along k and several; columns of D in whole vectors."""
     options = {"tile_m": tile_m, "tile_n": tile_n, "schedule": schedule, "swap": swap}

@@ -38,6 +38,7 @@ SM90: tuple[dict[str, int], ...] = (
     {"tile_m": 64, "tile_n": 96, "cluster_n": 4, "cluster_m": 2},
     {"tile_m": 128, "tile_n": 128, "swap": 2},
     {"tile_m": 64, "tile_n": 64, "split_k": 3},
+    {"tile_m": 64, "tile_n": 64, "split_k": 2, "reduction": 2},
 )
 SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")

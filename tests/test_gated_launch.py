@@ -255,8 +255,8 @@ def test_what_the_kernel_cannot_do_is_said():
     for problem, config, text in (
         (replace(sound, batch=(1, 2)), (), "a gated product of kernel 'sm90' has no batch"),
         (replace(sound, b=weights), (), "a gated product of kernel 'sm90' takes row-major operands"),
-        (sound, (0, 0, 0, 0, 0, 2, 0, 0, 0), "a gated product of kernel 'sm90' is not split along k"),
-        (sound, (192, 0, 0, 0, 0, 0, 0, 0, 0), "no tile configuration matches the options"),
+        (sound, (0, 0, 0, 0, 0, 2, 0, 0, 0, 0), "a gated product of kernel 'sm90' is not split along k"),
+        (sound, (192, 0, 0, 0, 0, 0, 0, 0, 0, 0), "no tile configuration matches the options"),
     ):
         assert text in check(ROW, config, problem, H200)[0]
 

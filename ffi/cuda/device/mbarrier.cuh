@@ -23,15 +23,15 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Arrives at the same barrier in block `rank` of the cluster. Relaxed: it says that tensor cores have read a
-// stage, and there are no writes to publish. (Releasing to a cluster drains all memory operations of the
-// warp, which halves the speed of a main loop.)
-__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
+// Arrives if `condition` is not 0, at a barrier of any block of the cluster by the address that it has in the
+// cluster. Relaxed: it says that tensor cores have read a stage, and there are no writes to publish.
+// (Releasing to a cluster drains all memory operations of the warp, which halves the speed of a main loop.)
+__device__ __forceinline__ void mbarrier_arrive_remote_if(uint32_t condition, uint32_t barrier) {
   asm volatile(
-      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(map_to_rank(barrier, rank))
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %0, 0;\n"
+      "@p mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%1];\n}" ::"r"(condition),
+      "r"(barrier)
       : "memory");
 }
 
@@ -49,6 +49,29 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
+}
+
+// The same for what other blocks of the cluster have written.
+__device__ __forceinline__ void mbarrier_wait_remote(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+// Four values to the shared memory of another block, a barrier of which counts their bytes.
+__device__ __forceinline__ void store_remote(uint32_t address, const float* x, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          address),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+      : "memory");
 }
 
 // A position in a ring of kStages, with the parity of the current lap.

@@ -61,6 +61,12 @@ __device__ __forceinline__ void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
+// The same in two halves, for what can be done in between.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
 // The address of `address` in the shared memory of another block of the cluster.
 __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank) {
   uint32_t remote;

@@ -29,6 +29,8 @@ constexpr double kCluster = 0.2347;        // start of a cluster
 constexpr double kPairStep = 0.08617;      // more of a step where blocks share columns,
 constexpr double kPairColsStep = 0.05631;  // and where they share rows
 constexpr double kSplit = 0.7631;          // second kernel
+constexpr double kGather = 0.3;            // sums of a cluster, to meet,
+constexpr double kGathered = 0.12e6;       // and their bytes
 constexpr double kPartials = 2.067e6;      // bytes, written and read again
 constexpr double kTile = 0.8064;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
 constexpr double kCooperativeTile = 1.666;  // and how much more of one that others wait for
@@ -106,11 +108,11 @@ double unaligned_epilogue(const TileConfig& t, bool swap) {
 }
 
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
-  const int cluster = c.cluster_m * c.cluster_n;
+  const int cluster = c.cluster();
   const double clusters = std::max(1, resident_clusters(sms, cluster));
   const int64_t columns = ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n);
   const double column_units =
-      double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) * double(s.batch) * c.split_k;
+      double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) * double(s.batch) * c.partials();
   const double units = column_units * double(columns), running = std::min(units, clusters);
   const double split_steps = std::ceil(double(std::max<int64_t>(1, ceil_div(s.k, kTileK))) / c.split_k);
 
@@ -142,11 +144,11 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const bool resident = c.grid == Grid::kResident;
   const double main_loop = steps * step;
 
-  const double result_bytes = p.d == DType::kF32 || c.split_k > 1 ? 4 : 2;
+  const double result_bytes = p.d == DType::kF32 || c.partials() > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
   double epilogue = kTile * results / 16384 * result_bytes / 2;
   if (!ping_pong) epilogue *= kCooperativeTile / t.consumers;
-  if (c.split_k > 1) {
+  if (c.partials() > 1) {
     if (c.swap) epilogue *= kSwappedPartials;
   } else {
     if (c.swap) epilogue *= kSwapped;
@@ -157,20 +159,21 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
       epilogue *= ping_pong ? kFinished[i] : kFinishedInTurn[i];
     }
   }
+  if (c.slices() > 1) epilogue += kGather + (c.slices() - 1) * results * 4 / kGathered;
   double busy = main_loop + waves * epilogue;
   if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2 + all_waves * kTurn) + epilogue;
 
   const double batch = double(s.batch), depth = double(s.k);
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
-  const double result = result_bytes * batch * double(s.m) * double(s.n) * c.split_k;
+  const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
   // Rows of unaligned results cost more in their epilogue than in memory.
-  const double traffic = c.split_k > 1 ? 0.3 : p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : 0;
+  const double traffic = c.partials() > 1 ? 0.3 : p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : 0;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
   const double dram = (operands + result * traffic) / (kDram * pulling);
 
   double time = kLaunch + kCluster * (cluster > 1) +
                 std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
-  if (c.split_k > 1) time += kSplit + result / kPartials;
+  if (c.partials() > 1) time += kSplit + result / kPartials;
   const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;
   return time;
@@ -192,17 +195,34 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vect
   const TileConfig& t = kTiles[c.tile];
   const int64_t tiles = ceil_div(s.m, t.result_m()) * ceil_div(s.n, t.result_n()) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
-  const auto rank = [&](int64_t split) {
-    c.split_k = static_cast<int>(split);
-    ranked->push_back({c, cost(p, s, t, c, sms)});
+  const auto rank = [&](const Config& config) { ranked->push_back({config, cost(p, s, t, config, sms)}); };
+  // Where sums in a cluster are asked for, K is split there or not at all.
+  const bool in_cluster = fixed(p, kReduction) == static_cast<int>(Reduction::kCluster);
+  const auto slice = [&](int split) {
+    if (fixed(p, kReduction) == static_cast<int>(Reduction::kWorkspace) || !t.can_slice(split)) return;
+    if (c.cluster_m * c.cluster_n > 1 || fixed(p, kGrid) == static_cast<int>(Grid::kResident)) return;
+    Config sliced = c;
+    sliced.split_k = split;
+    sliced.reduction = Reduction::kCluster;
+    sliced.grid = Grid::kTiles;
+    rank(sliced);
+  };
+  const auto partial = [&](int64_t split) {
+    Config whole = c;
+    whole.split_k = static_cast<int>(split);
+    if (in_cluster) whole.reduction = Reduction::kCluster;
+    if (split == 1 || (!in_cluster && splittable(p, s))) rank(whole);
   };
   if (fixed(p, kSplitK)) {
     const int64_t split = std::min(fixed(p, kSplitK), k_blocks);
-    if (split == 1 || splittable(p, s)) rank(split);
+    partial(split);
+    if (split == 2 || split == 4 || split == 8) slice(static_cast<int>(split));
     return;
   }
-  rank(1);
-  if (!splittable(p, s)) return;
+  partial(1);
+  for (const int split : {2, 4, 8}) {
+    if (k_blocks / split >= 2) slice(split);
+  }
   // As many splits as fill the machine once, twice, ..., each with at least two steps; or, where K is too
   // short for that, such as have a few steps each.
   std::set<int64_t> splits;
@@ -211,7 +231,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vect
     if (k_blocks / steps * tiles < sms) splits.insert(k_blocks / steps);
   }
   for (const int64_t split : splits) {
-    if (split > 1 && split <= kMaxSplit && k_blocks / split >= 2) rank(split);
+    if (split > 1 && split <= kMaxSplit && k_blocks / split >= 2) partial(split);
   }
 }
 

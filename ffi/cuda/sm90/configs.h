@@ -24,7 +24,10 @@ constexpr int kNarrow = 64;
 
 // Shared memory: what a block may have, what each consumer warp stages its results in, so that warps need not
 // wait for each other, what the barriers take, and the swizzle pattern's period.
-constexpr int kSharedLimit = 227 * 1024, kStagingBytes = 4096, kBarrierBytes = 256, kAlignment = 1024;
+constexpr int kSharedLimit = 227 * 1024, kStagingBytes = 4096, kBarrierBytes = 272, kAlignment = 1024;
+
+// The least that the stages of a tile that can_slice() take.
+constexpr int kSlicesBytes = 128 * 1024;
 
 struct TileConfig {
   int tile_m, tile_n;  // of the engine's rows and columns; the problem's n and m when operands are swapped
@@ -42,6 +45,12 @@ struct TileConfig {
   // copy reaches beyond them. With three consumers there are registers for 32 only.
   constexpr int strip_columns() const {
     return result_n() % 64 == 0 && consumers < 3 ? 64 : result_n() % 32 == 0 ? 32 : 16;
+  }
+  // Whether so many blocks of a cluster may share a tile's K: the others' sums come to the first one's
+  // stages.
+  constexpr bool can_slice(int slices) const {
+    return schedule == Schedule::kPingPong && gated == Gated::kNo && !narrows() &&
+           (slices - 1) * tile_m * tile_n * 4 <= kSlicesBytes;
   }
   // How many stages there is room for.
   constexpr int stages(int stage_bytes) const {
@@ -107,18 +116,39 @@ constexpr int rows_block(int tile_rows) { return tile_rows % 64 != 0 && tile_row
 // collectives do, resident blocks that start late would hold up all the tiles that are theirs.
 enum class Grid : uint8_t { kResident = 1, kTiles = 2 };
 
+// Where the pieces of a K that is split meet: their partial results in memory, which another kernel adds, or
+// the sums of 2, 4 or 8 blocks of a cluster in the shared memory of the first. Then a block has one tile.
+enum class Reduction : uint8_t { kWorkspace = 1, kCluster = 2 };
+
 // How one launch runs. `tile` indexes kTiles.
 struct Config {
   int tile = 0;
   int cluster_m = 1, cluster_n = 1;  // blocks that share loads, along the engine's rows and columns: 1, 2, 4
-  int split_k = 1;                   // pieces of K whose partial results meet in memory
+  int split_k = 1;                   // pieces of K
   bool swap = false;                 // compute the transpose: op(B)'s columns ride the engine's rows
   int group = 8;                     // clusters of tile rows that are walked together, for L2
   Grid grid = Grid::kResident;
+  Reduction reduction = Reduction::kWorkspace;
+
+  int slices() const { return reduction == Reduction::kCluster ? split_k : 1; }      // of K, in a cluster
+  int partials() const { return reduction == Reduction::kWorkspace ? split_k : 1; }  // results in memory
+  int cluster() const { return cluster_m * cluster_n * slices(); }                   // blocks of one
 };
 
 // The values of the row's options, in their order. Zero leaves the choice to the model.
-enum Option { kTileM, kTileN, kSchedule, kClusterM, kClusterN, kSplitK, kSwap, kGroup, kGrid, kOptionCount };
+enum Option {
+  kTileM,
+  kTileN,
+  kSchedule,
+  kClusterM,
+  kClusterN,
+  kSplitK,
+  kSwap,
+  kGroup,
+  kGrid,
+  kReduction,
+  kOptionCount
+};
 
 // Clusters that run at a time, of so many blocks. The blocks of one lie in one of the chip's parts: pairs
 // fill any, of four and eight an H200 runs 30 and 15, by timings.

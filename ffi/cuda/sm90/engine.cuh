@@ -110,6 +110,9 @@ struct Engine {
   static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kStagingTotal + kBarrierBytes;
   static_assert(kStages >= 3);
 
+  static constexpr bool kSlices = kConfig.can_slice(2);
+  static_assert(!kSlices || kStages * kStageBytes >= kSlicesBytes);
+
   // Each of two weights fills half of its operand's part of a stage, in whole blocks, and a warpgroup has
   // both halves.
   static constexpr Gated kGated = kConfig.gated;
@@ -137,6 +140,7 @@ struct Strip {
 template <typename E>
 struct SharedLayout {
   uint32_t x, y, staging, full, empty;
+  uint32_t free, gathered;  // see gather.cuh
 
   __device__ explicit SharedLayout(const void* dynamic) {
     const uint32_t base = (shared_address(dynamic) + E::kAlignment - 1) / E::kAlignment * E::kAlignment;
@@ -145,6 +149,8 @@ struct SharedLayout {
     staging = y + E::kStages * E::kBytesY;
     full = staging + E::kStagingTotal;
     empty = full + 8 * E::kStages;
+    free = empty + 8 * E::kStages;
+    gathered = free + 8;
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "gather.cuh"
 #include "mainloop.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -15,7 +16,6 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
   const ClusterPlace place(p.schedule);
   EpilogueWarp<E> epilogue(p, shared.staging + warp * E::kStagingBytes);
   RingPosition<E::kStages> ring;
-  Accumulators<E> acc;
   const int row = E::kPingPong ? 0 : group * E::kGroupRows;
   int turn = 0;
   for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride, ++turn) {
@@ -43,10 +43,14 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
         if (index + place.unit_stride < p.schedule.units) named_barrier_arrive(2 - group, 256);
       }
     };
+    Accumulators<E> acc;
     if (!E::kNarrows || unit.col != p.schedule.narrow_col) [[likely]]
       multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
     else if constexpr (E::kNarrows)
       multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
+    if constexpr (E::kSlices) {
+      if (p.schedule.slices > 1 && !Gather<E>::add(acc, shared, p.schedule.slices, place.slice)) continue;
+    }
     epilogue.store(acc, strip);
   }
   epilogue.drain();
@@ -58,7 +62,10 @@ __global__ void __launch_bounds__(E::kThreads, 1)
   extern __shared__ uint8_t dynamic_shared[];
   const SharedLayout<E> shared(dynamic_shared);
   const int warp = uniform_warp();
+  const bool sliced = E::kSlices && p.schedule.slices > 1;
   const auto block_ready = [&] {
+    // Blocks that share no loads meet when they have multiplied.
+    if (sliced) cluster_arrive();
     __syncthreads();
     wait_for_previous_kernel();
   };
@@ -68,7 +75,7 @@ __global__ void __launch_bounds__(E::kThreads, 1)
     wait_for_previous_kernel();
   };
   const auto ready = [&] {
-    if (p.schedule.cluster_shift > 0)
+    if (p.schedule.cluster_shift > 0 && !sliced)
       cluster_ready();
     else
       block_ready();
@@ -102,6 +109,9 @@ __global__ void __launch_bounds__(E::kThreads, 1)
       } else if (elect_one()) {
         const uint32_t readers = (E::kPingPong ? 1 : E::kConsumers) * ClusterPlace(p.schedule).peers();
         for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.empty + 8 * i, readers);
+        if constexpr (E::kSlices) {
+          if (sliced) Gather<E>::init(shared, p.schedule.slices, cluster_rank());
+        }
         mbarrier_init_fence();
       }
       __syncwarp();
@@ -109,14 +119,21 @@ __global__ void __launch_bounds__(E::kThreads, 1)
       if (warp == 1 && p.out.copy && elect_one()) tma_prefetch_map(&p.d);
     } else if (p.schedule.one_wave) {
       produce<E, Walk::kOneWave>(p, shared, block_ready);
-    } else if (p.schedule.cluster_shift == 0) {
+    } else if (p.schedule.cluster_shift == 0 || sliced) {
       produce<E, Walk::kBlocks>(p, shared, block_ready);
+    } else if (p.schedule.cluster_m == 1) {
+      produce<E, Walk::kShareX>(p, shared, cluster_ready);
+    } else if (p.schedule.cluster_n == 1) {
+      produce<E, Walk::kShareY>(p, shared, cluster_ready);
     } else {
-      produce<E, Walk::kClusters>(p, shared, cluster_ready);
+      produce<E, Walk::kShareBoth>(p, shared, cluster_ready);
     }
   }
-  // The peer may still need this block's shared memory.
-  if (p.schedule.cluster_shift > 0) cluster_meet();
+  if (sliced) {
+    if (warp / 4 != 1) cluster_wait();  // that one has, and nothing reaches a block that has stored
+  } else if (p.schedule.cluster_shift > 0) {
+    cluster_meet();  // the peer may still need this block's shared memory
+  }
 }
 
 }  // namespace jaxgemm::cuda::sm90

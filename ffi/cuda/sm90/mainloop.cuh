@@ -1,4 +1,4 @@
-// The two sides of the ring of stages: one thread that issues copies, and warpgroups that multiply.
+// The two sides of the ring of stages: one warp that issues copies, and warpgroups that multiply.
 #pragma once
 
 #include "../device/mbarrier.cuh"
@@ -7,45 +7,43 @@
 namespace jaxgemm::cuda::sm90 {
 
 // Where one operand's tile comes from: the copy engine, straight into the swizzled stage. Blocks of a cluster
-// that need the same tile load a slice each and multicast it; kMulticast is false where no block has a peer,
-// which spares the loop that feeds everything a branch. Stages may hold more than these lines.
+// that need the same tile load a slice each and multicast it: kMulticast, which is known to the compiler so
+// that the loop that feeds everything need not ask. Stages may hold more than these lines.
 template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes>
 class TmaOperand {
  public:
-  // `peers` blocks, 1, 2 or 4, share the tile; this one is number `slice` of them.
+  // `peers` blocks, 2 or 4 (1 without kMulticast), share the tile; this one is number `slice` of them.
   __device__ TmaOperand(const CUtensorMap& map, uint32_t shared, uint32_t peers, uint32_t slice,
                         uint32_t peer_mask)
-      : map_(&map), multicast_(peers > 1), mask_(static_cast<uint16_t>(peer_mask)) {
+      : map_(&map), mask_(static_cast<uint16_t>(peer_mask)) {
     constexpr uint32_t kDivided =
         kMajor == Major::kK ? kLines : kTileK;  // slices are lines, or stretches of k
     skip_ = kMulticast ? static_cast<int>(slice * (kDivided >> (peers >> 1))) : 0;
     shared_ = shared + skip_ * (kMajor == Major::kK ? 128 : 2 * kBlock);
   }
 
-  __device__ void start(int line, int k, int batch0, int batch1) {
+  __device__ void start(int line, int batch0, int batch1) {
     line_ = line + (kMajor == Major::kK ? skip_ : 0);
-    k_ = k + (kMajor == Major::kK ? 0 : skip_);
     batch0_ = batch0;
     batch1_ = batch1;
   }
 
-  // The next tile along k.
-  __device__ void load(int stage, uint32_t barrier) {
+  // The tile at `k`.
+  __device__ void load(int stage, uint32_t barrier, int k) const {
     const uint32_t destination = shared_ + stage * kStageBytes;
     if constexpr (kMajor == Major::kK) {
-      copy(destination, barrier, k_, line_);
+      copy(destination, barrier, k, line_);
     } else {
 #pragma unroll
       for (int block = 0; block < kLines / kBlock; ++block) {
-        copy(destination + block * (kBlock * 128), barrier, line_ + kBlock * block, k_);
+        copy(destination + block * (kBlock * 128), barrier, line_ + kBlock * block, k + skip_);
       }
     }
-    k_ += kTileK;
   }
 
  private:
   __device__ void copy(uint32_t destination, uint32_t barrier, int inner, int outer) const {
-    if (kMulticast && multicast_) {
+    if constexpr (kMulticast) {
       tma_load_multicast(destination, map_, barrier, inner, outer, batch1_, batch0_, mask_);
     } else {
       tma_load(destination, map_, barrier, inner, outer, batch1_, batch0_);
@@ -55,15 +53,14 @@ class TmaOperand {
   const CUtensorMap* map_;
   uint32_t shared_;
   int skip_;
-  bool multicast_;
   uint16_t mask_;
-  int line_ = 0, k_ = 0, batch0_ = 0, batch1_ = 0;
+  int line_ = 0, batch0_ = 0, batch1_ = 0;
 };
 
 // The second weight of an engine that has none.
 struct NoOperand {
-  __device__ void start(int, int, int, int) {}
-  __device__ void load(int, uint32_t) {}
+  __device__ void start(int, int, int) {}
+  __device__ void load(int, uint32_t, int) const {}
 };
 
 // Where a unit's loads begin.
@@ -100,23 +97,25 @@ __device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& uni
 
 // How a block comes to its units, each with code of its own: instructions are as cold as parameters when a
 // kernel starts, so the usual ways should not step over the others'.
-enum class Walk { kOneWave, kBlocks, kClusters };
+enum class Walk { kOneWave, kBlocks, kShareX, kShareY, kShareBoth };
 
 // The loading warp's part of a block. Where the first load goes is computed before the barriers are `ready`.
+// All its lanes walk, so that what they walk with lies in uniform registers, where copies need it.
 template <typename E, Walk kWalk, typename F>
 __device__ __forceinline__ void produce(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                         F&& ready) {
-  constexpr bool kMulticast = kWalk == Walk::kClusters;
+  constexpr bool kShareX = kWalk == Walk::kShareX || kWalk == Walk::kShareBoth;
+  constexpr bool kShareY = kWalk == Walk::kShareY || kWalk == Walk::kShareBoth;
   const ClusterPlace place(p.schedule);
-  using X = TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kMulticast, E::kBytesX>;
-  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kMulticast, E::kBytesY>;
+  using X = TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>;
+  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>;
   const uint32_t m = place.rows, n = place.cols;
   const uint32_t x_mask = place.row_mask(), y_mask = place.column_mask();
   X x(p.x, shared.x, n, place.col, x_mask);
   Y y(p.y, shared.y, m, place.row, y_mask);
   // Rows that do not exist take as long to copy as others.
-  TmaOperand<E::kY, kNarrow, E::kBlockY, kMulticast, E::kBytesY> y_narrow(
-      E::kY == Major::kK ? p.y_narrow : p.y, shared.y, m, place.row, y_mask);
+  TmaOperand<E::kY, kNarrow, E::kBlockY, kShareY, E::kBytesY> y_narrow(E::kY == Major::kK ? p.y_narrow : p.y,
+                                                                       shared.y, m, place.row, y_mask);
   auto up = [&] {
     if constexpr (E::kGated == Gated::kRows)
       return X(p.up, shared.x + E::kBytesX / 2, n, place.col, x_mask);
@@ -131,21 +130,24 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
       load_start<E>(p, kWalk == Walk::kOneWave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
   start.pin();
   ready();
-  if (!elect_one()) return;
+  const bool elected = elect_one();
   RingPosition<E::kStages> ring;
   for (;;) {
-    x.start(start.row, start.k, start.x_batch0, start.x_batch1);
-    up.start(E::kGated == Gated::kRows ? start.row : start.col, start.k, 0, 0);
+    x.start(start.row, start.x_batch0, start.x_batch1);
+    up.start(E::kGated == Gated::kRows ? start.row : start.col, 0, 0);
     const auto load = [&](auto& y, uint32_t bytes) {
-      y.start(start.col, start.k, start.y_batch0, start.y_batch1);
-      int left = start.k_blocks;
+      y.start(start.col, start.y_batch0, start.y_batch1);
+      int left = start.k_blocks, k = start.k;
       do {
         const uint32_t full = shared.full + 8 * ring.stage;
         mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
-        mbarrier_arrive_expect(full, bytes);
-        x.load(ring.stage, full);
-        y.load(ring.stage, full);
-        up.load(ring.stage, full);
+        if (elected) {
+          mbarrier_arrive_expect(full, bytes);
+          x.load(ring.stage, full, k);
+          y.load(ring.stage, full, k);
+          up.load(ring.stage, full, k);
+        }
+        k += kTileK;
         ring.next();
       } while (--left > 0);
     };
@@ -161,18 +163,30 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   }
 }
 
-// Tells the producers of all blocks that wrote this stage that a warpgroup has read it.
+// Tells the producers of all blocks that wrote a stage that a warpgroup has read it: a thread for each block,
+// with the address of that block's barrier at hand. Between the last product of a stage and the first of the
+// next there is little time and much to do, so this is one predicated instruction, also where there is
+// nothing to hand back yet.
 template <typename E>
-__device__ __forceinline__ void release_stage(const SharedLayout<E>& shared, const ClusterPlace& place,
-                                              int stage) {
-  const uint32_t lane = threadIdx.x % 128;
-  const uint32_t empty = shared.empty + 8 * stage;
-  if (place.size == 1) {
-    if (lane == 0) mbarrier_arrive(empty);
-  } else if (lane < place.peers()) {
-    mbarrier_arrive_at(empty, place.peer(lane));
+class StageRelease {
+ public:
+  __device__ StageRelease(const SharedLayout<E>& shared, const ClusterPlace& place) {
+    const uint32_t lane = threadIdx.x % 128;
+    arrives_ = lane < place.peers();
+    first_ = map_to_rank(shared.empty, place.peer(lane));
+    asm volatile("" : "+r"(arrives_), "+r"(first_));  // computed here, not at every stage
   }
-}
+  // The stage that the next call is about.
+  __device__ __forceinline__ void hold(int stage) {
+    held_ = arrives_;
+    barrier_ = first_ + 8 * stage;
+  }
+  __device__ __forceinline__ void operator()() const { mbarrier_arrive_remote_if(held_, barrier_); }
+
+ private:
+  uint32_t first_, arrives_;
+  uint32_t barrier_ = 0, held_ = 0;
+};
 
 // acc = x rows [row, row + kGroupRows) times the first kColumns of y over k_blocks >= 1 stages from the ring.
 // One stage's products stay in flight while the next are issued; a stage goes back once the products that
@@ -187,35 +201,36 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   using Mma = Wgmma<typename E::In, kColumns, E::kX, E::kY>;
   const uint64_t x_base = X::descriptor(shared.x) + row / 64 * X::kRows64;
   const uint64_t y_base = Y::descriptor(shared.y);
+  StageRelease<E> release(shared, place);
 
   uint32_t accumulate = 0;
-  int last = 0;
   for (int block = 0; block < k_blocks; ++block) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
-    const uint64_t x = x_base + ring.stage * (E::kBytesX / 16);
-    const uint64_t y = y_base + ring.stage * (E::kBytesY / 16);
+    const int stage = ring.stage;
+    ring.next();
+    const uint64_t x = advance(x_base, stage * (E::kBytesX / 16));
+    const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTileK / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < E::kBlocksM; ++i) {
         Mma::mma(reinterpret_cast<float (&)[kColumns / 2]>(acc.value[i]),
-                 x + i * X::kRows64 + step * X::kStepK16, y + step * Y::kStepK16, accumulate);
+                 advance(x, i * X::kRows64 + step * X::kStepK16), advance(y, step * Y::kStepK16), accumulate);
       }
       accumulate = 1;
     }
     wgmma_commit();
     if (block == 0) started();
     wgmma_wait<1>();
-    if (block > 0) release_stage(shared, place, last);
-    last = ring.stage;
-    ring.next();
+    release();
+    release.hold(stage);
   }
   issued();
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < E::kBlocksM; ++i) wgmma_pin(acc.value[i]);
-  release_stage(shared, place, last);
+  release();
 }
 
 }  // namespace jaxgemm::cuda::sm90

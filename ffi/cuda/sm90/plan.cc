@@ -50,9 +50,9 @@ Plan make_plan(const GemmProblem& p) {
   plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, &plan.workspace);
   plan.b = plan_operand(p.b, p.n, p.b.transposed, p, &plan.workspace);
   if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, &plan.workspace);
-  if (plan.config.split_k > 1) {
+  if (plan.config.partials() > 1) {
     plan.partial_pitch = round_up(p.n, 4);
-    const int64_t elements = plan.partial_pitch * p.m * p.batch_count() * plan.config.split_k;
+    const int64_t elements = plan.partial_pitch * p.m * p.batch_count() * plan.config.partials();
     plan.partial_offset = take(&plan.workspace, static_cast<size_t>(elements) * 4);
   }
   return plan;

@@ -36,10 +36,11 @@ struct TileSchedule {
   uint32_t units;
   uint8_t cluster_m, cluster_n;  // 1, 2 or 4
   uint8_t cluster_shift;         // log2 of the cluster's blocks
+  uint8_t slices;                // of K in a cluster whose cluster_m and cluster_n are 1
   bool one_wave;      // the grid is rows x columns x products, a block for each: no clusters, no divisions
   int narrow_col;     // the column of tiles with kNarrow columns or less, or -1
-  uint32_t products;  // all splits of all products
-  uint32_t k_each, k_extra;   // blocks of K of every split; so many of the first have one more
+  uint32_t products;  // all partial results of all products
+  uint32_t k_each, k_extra;   // blocks of K of every piece; so many of the first have one more
   Divisor splits;             // partial results in memory
   bool narrow_last;           // narrow_col is not among `tiles`, and follows them; one split of one product
   uint32_t rows;              // clusters of tiles along the engine's rows
@@ -55,9 +56,10 @@ struct Unit {
 };
 
 // This block's place in its cluster, and its cluster's in the grid: fixed for the whole launch. Blocks of a
-// row or a column of the cluster share loads: its peers, itself included.
+// row or a column of the cluster share loads: its peers, itself included. Or each has a slice of K, and no
+// peers.
 struct ClusterPlace {
-  uint32_t size, row, col;
+  uint32_t size, row, col, slice;
   uint32_t rows, cols;
   uint32_t first_unit, unit_stride;
 
@@ -66,8 +68,9 @@ struct ClusterPlace {
     const uint32_t rank = size > 1 ? cluster_rank() : 0;
     rows = s.cluster_m;
     cols = s.cluster_n;
-    row = rank & (rows - 1);
-    col = rank >> (rows >> 1);
+    slice = s.slices > 1 ? rank : 0;
+    row = (rank - slice) & (rows - 1);
+    col = (rank - slice) >> (rows >> 1);
     first_unit = s.one_wave ? 0 : blockIdx.x >> s.cluster_shift;
     unit_stride = s.one_wave ? s.units : gridDim.x >> s.cluster_shift;
   }
@@ -76,7 +79,7 @@ struct ClusterPlace {
   // The rank of peer `i`: the column's blocks come first, then the row's others.
   __device__ __forceinline__ uint32_t peer(uint32_t i) const {
     const uint32_t other = i - rows + (i - rows >= col);
-    return i < rows ? i + col * rows : row + other * rows;
+    return slice + (i < rows ? i + col * rows : row + other * rows);
   }
   // The blocks that share this one's rows, and those that share its columns, as bits.
   __device__ __forceinline__ uint32_t row_mask() const {
@@ -87,25 +90,27 @@ struct ClusterPlace {
   __device__ __forceinline__ uint32_t column_mask() const { return ((1u << rows) - 1) << col * rows; }
 };
 
-__device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uint32_t col, uint32_t product) {
+__device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uint32_t col, uint32_t product,
+                                        uint32_t slice) {
   Unit unit{};
   unit.row = static_cast<int>(row);
   unit.col = static_cast<int>(col);
   unit.k_blocks = static_cast<int>(s.k_each);
-  if (s.products > 1) {
+  if (s.products > 1 || s.slices > 1) {
     const uint32_t batch = s.splits(product);
     const uint32_t split = product - batch * s.splits.divisor;
     unit.split = static_cast<int>(split);
     unit.batch = static_cast<int>(batch);
-    unit.k_begin = static_cast<int>(split * s.k_each + min(split, s.k_extra));
-    unit.k_blocks += split < s.k_extra ? 1 : 0;
+    const uint32_t piece = split + slice;  // one of them is 0
+    unit.k_begin = static_cast<int>(piece * s.k_each + min(piece, s.k_extra));
+    unit.k_blocks += piece < s.k_extra ? 1 : 0;
   }
   return unit;
 }
 
 // The only unit of a block where there is one wave.
 __device__ __forceinline__ Unit only_unit(const TileSchedule& s) {
-  return unit_of(s, blockIdx.x, blockIdx.y, blockIdx.z);
+  return unit_of(s, blockIdx.x, blockIdx.y, blockIdx.z, 0);
 }
 
 __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {
@@ -122,7 +127,7 @@ __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlac
   const uint32_t col = last ? s.in_last(within) : s.in_group(within);
   const uint32_t row_in_group = within - col * (last ? s.in_last.divisor : s.in_group.divisor);
   return unit_of(s, (first_row + row_in_group) * s.cluster_m + place.row, col * s.cluster_n + place.col,
-                 product);
+                 product, place.slice);
 }
 
 }  // namespace jaxgemm::cuda::sm90

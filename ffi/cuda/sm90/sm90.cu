@@ -2,6 +2,7 @@
 // repack operands whose rows are not aligned (one more where a gated product has three), multiply, and add up
 // splits.
 #include <algorithm>
+#include <bit>
 
 #include "../../arithmetic.h"
 #include "../../recall.h"
@@ -88,7 +89,7 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.rows = p.m;
   out.cols = p.n;
   out.swap = plan.config.swap;
-  if (plan.config.split_k > 1) {
+  if (plan.config.partials() > 1) {
     out.d = static_cast<uint8_t*>(buffers.workspace) + plan.partial_offset;
     out.pitch = plan.partial_pitch;
     out.batch_stride = p.m * out.pitch;
@@ -131,7 +132,9 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
   const Major x = plan.x().major, y = plan.y().major;
   const TileConfig& tile = kTiles[launch.tile];
   Finish finish = params.out.finish();
-  if (!has_finish(tile, finish)) finish = Finish::kFull;
+  // Code for an activation reads the bias in pairs.
+  if (!has_finish(tile, finish) || (finish == Finish::kActivated && !aligned(params.out.bias, 4)))
+    finish = Finish::kFull;
   Status status;
   const auto run = [&]<Finish kFinish>() {
     if (status.ok() && (launch.prepare ? has_finish(tile, kFinish) : finish == kFinish))
@@ -196,9 +199,10 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& p, int sm_count) {
   for (const RankedConfig& ranked : rank_configs(p, sm_count)) {
     const Config& c = ranked.config;
     const TileConfig& tile = kTiles[c.tile];
-    candidates.push_back({{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m,
-                           c.cluster_n, c.split_k, c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid)},
-                          ranked.microseconds});
+    candidates.push_back(
+        {{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m, c.cluster_n, c.split_k,
+          c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid), static_cast<int64_t>(c.reduction)},
+         ranked.microseconds});
   }
   return candidates;
 }
@@ -259,7 +263,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   Launch launch;
   launch.after_repack = repack;
   launch.tile = config.tile;
-  launch.cluster = config.cluster_m * config.cluster_n;
+  launch.cluster = config.cluster();
   launch.stream = executor.stream;
 
   TileSchedule& s = params.schedule;
@@ -267,36 +271,37 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.cluster_n = static_cast<uint8_t>(config.cluster_n);
   const int64_t rows = ceil_div(ceil_div(x.rows, tile.result_m()), config.cluster_m);
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
-  const int64_t units = rows * cols * p.batch_count() * config.split_k;
+  const int64_t units = rows * cols * p.batch_count() * config.partials();
   if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
   const int64_t resident =
       std::min<int64_t>(units, resident_clusters(multiprocessors(executor.device), launch.cluster));
   s.one_wave = units == resident && launch.cluster == 1;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
   s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
-                  units <= kNarrowLastWaves * resident;
+                  s.slices == 1 && units <= kNarrowLastWaves * resident;
   const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
   s.units = static_cast<uint32_t>(units);
-  s.products = static_cast<uint32_t>(p.batch_count() * config.split_k);
+  s.products = static_cast<uint32_t>(p.batch_count() * config.partials());
   s.rows = static_cast<uint32_t>(rows);
   const uint32_t group = static_cast<uint32_t>(std::min<int64_t>(config.group, rows));
   s.tiles = Divisor(s.rows * walked);
   s.group_tiles = Divisor(group * walked);
   s.in_group = Divisor(group);
   s.in_last = Divisor(s.rows % group ? s.rows % group : group);
-  s.splits = Divisor(static_cast<uint32_t>(config.split_k));
+  s.splits = Divisor(static_cast<uint32_t>(config.partials()));
   const int64_t k_blocks = ceil_div(p.k, kTileK);
   s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
-  s.cluster_shift = static_cast<uint8_t>((s.cluster_m >> 1) + (s.cluster_n >> 1));
+  s.slices = static_cast<uint8_t>(config.slices());
+  s.cluster_shift = static_cast<uint8_t>(std::countr_zero(static_cast<unsigned>(launch.cluster)));
   launch.blocks = s.one_wave ? dim3(s.rows, static_cast<uint32_t>(cols), s.products)
                              : dim3(config.grid == Grid::kResident ? resident : units);
   launch.blocks.x *= launch.cluster;
 
   status = launch_in(p, plan, params, launch);
-  if (!status.ok() || config.split_k == 1) return status;
+  if (!status.ok() || config.partials() == 1) return status;
   return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch,
-                       config.split_k, executor.stream);
+                       config.partials(), executor.stream);
 }
 
 }  // namespace jaxgemm::cuda

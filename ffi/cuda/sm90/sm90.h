@@ -1,7 +1,8 @@
 // The row `sm90` of the kernel table. Host code only.
 //
 // Options, in order, 0 meaning that the model chooses: tile_m, tile_n, schedule (1 cooperative, 2 ping-pong),
-// cluster_m, cluster_n, split_k, swap (1 no, 2 yes), group. The tile of a gated product counts both weights.
+// cluster_m, cluster_n, split_k, swap (1 no, 2 yes), group, grid (1 resident, 2 tiles), reduction (1
+// workspace, 2 cluster). The tile of a gated product counts both weights.
 #pragma once
 
 #include "../../kernel.h"

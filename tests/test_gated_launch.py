@@ -111,7 +111,7 @@ def test_configurations(shape, rng):
     problem = problem_of(*shape)
     found = candidates(ROW, (), problem, device_for("cuda"))
     assert len({candidate.config[:3] + candidate.config[6:7] for candidate in found}) == 7
-    for config in [candidate.config for candidate in found] + [(0, 0, 0, 2, 2, 0, swap, 1, 0) for swap in (1, 2)]:
+    for config in [candidate.config for candidate in found] + [(0, 0, 0, 2, 2, 0, swap, 1, 0, 0) for swap in (1, 2)]:
         check_result(run(configured(problem, config), args), args)
 
 

@@ -21,45 +21,47 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.33e6;           // bytes
-constexpr double kL2 = 17.59e6;            // bytes, to all multiprocessors
-constexpr double kMma = 3.605e6;           // multiply-adds of a multiprocessor
-constexpr double kLaunch = 2.212;          // launch, and the way of the first bytes
-constexpr double kCluster = 0.2347;        // start of a cluster
-constexpr double kPairStep = 0.08617;      // more of a step where blocks share columns,
-constexpr double kPairColsStep = 0.05631;  // and where they share rows
-constexpr double kSplit = 0.7631;          // second kernel
-constexpr double kGather = 0.3;            // sums of a cluster, to meet,
-constexpr double kGathered = 0.12e6;       // and their bytes
-constexpr double kPartials = 2.067e6;      // bytes, written and read again
-constexpr double kTile = 0.8064;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.666;  // and how much more of one that others wait for
-constexpr double kTurn = 0.1724;            // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.7639;     // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.241;          // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 2.523;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 0.7174;  // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 1.904;   // of 32
-constexpr double kUnaligned16 = 5.875;   // and of 16
-constexpr double kUnalignedSwapped = 0.05758;  // times kSwapped
-constexpr double kStoresSwapped = 5.771;  // traffic of unaligned results that are columns, in small pieces
-constexpr double kFinished[] = {1.68, 2.16, 3.385};       // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1.32, 1.73, 2.53};  // and where it is not
-constexpr double kNarrowBlock = 1.656;                    // loads in 64-byte lines
-constexpr double kLines = 2.418;       // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.55;      // and of those that straddle lines, in whole sectors
-constexpr double kIdleL2 = 0.3831;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.03172;   // part of the multiprocessors that saturates memory
-constexpr double kContention = 4.028;  // how well multiplying and loading overlap, and
-constexpr double kOverlap = 2.139;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 4.329e6;    // bytes, read and written
-constexpr double kRepackFixed = 3.743;
+constexpr double kDram = 4.37e6;           // bytes
+constexpr double kL2 = 18.44e6;            // bytes, to all multiprocessors
+constexpr double kMma = 3.612e6;           // multiply-adds of a multiprocessor
+constexpr double kLaunch = 2.608;          // launch, and the way of the first bytes
+constexpr double kCluster = 0.0954;        // start of a cluster
+constexpr double kPairStep = 0.03988;      // more of a step where blocks share columns,
+constexpr double kPairColsStep = 0.06502;  // and where they share rows
+constexpr double kSplit = 0.7207;          // second kernel
+constexpr double kGather = 0.196;          // sums of a cluster, to meet,
+constexpr double kGathered = 100.9e3;      // and their bytes
+constexpr double kPartials = 4.175e6;      // bytes, written and read again
+constexpr double kTile = 0.6397;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.893;  // and how much more of one that others wait for
+constexpr double kTurn = 0.2172;            // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.4304;     // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.227;          // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 3.081;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 0.1332;  // of rows that the copy engine cannot write, in strips of 64 columns
+constexpr double kUnaligned32 = 11.44;   // of 32
+constexpr double kUnaligned16 = 2.245;   // and of 16
+constexpr double kUnalignedSwapped = 0.86;  // times kSwapped
+constexpr double kStoresSwapped = 9.422;    // traffic of unaligned results that are columns, in small pieces
+constexpr double kFinished[] = {1, 1.68, 2.16, 3.385};       // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1, 1.32, 1.73, 2.53};  // and where it is not
+constexpr double kNarrowBlock = 1.431;                       // loads in 64-byte lines
+constexpr double kLines = 2.608;       // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.597;     // and of those that straddle lines, in whole sectors
+constexpr double kIdleL2 = 0.1769;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kPulling = 0.0109;    // part of the multiprocessors that saturates memory
+constexpr double kContention = 3.355;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.0364;       // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 2.999;       // how well it overlaps with what a step does
+constexpr double kOverlap = 2.366;     // memory and multiprocessors: 1 not at all
+constexpr double kRepack = 5.933e6;    // bytes, read and written
+constexpr double kRepackFixed = 2.628;
 
 // Of kMma, by row of kTiles.
-constexpr double kRates[kTileCount] = {1.0, 0.87, 0.99, 1.0, 1.0, 1.0, 1.0, 0.96, 1.0, 0.90, 0.83, 0.93, 1.03,
-                                       0.99, 0.98, 1.03, 0.92, 0.95,
+constexpr double kRates[kTileCount] = {1.00, 0.89, 0.97, 1.00, 1.00, 1.00, 1.00, 0.88, 1.00, 0.91, 0.60, 0.89,
+                                       1.00, 1.04, 1.10, 0.72, 1.12, 1.60,
                                        // gated ones as those that they are like
-                                       1.0, 1.0, 1.03, 1.0, 0.83, 0.83, 0.83};
+                                       1.00, 1.00, 1.03, 1.00, 0.83, 0.83, 0.83};
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -107,6 +109,12 @@ double unaligned_epilogue(const TileConfig& t, bool swap) {
   return columns == 64 ? kUnaligned64 : columns == 32 ? kUnaligned32 : kUnaligned16;
 }
 
+// The larger of two times that overlap, and somewhat more the closer they are: by an exponent of 1, their
+// sum.
+double either(double a, double b, double exponent) {
+  return std::pow(std::pow(a, exponent) + std::pow(b, exponent), 1 / exponent);
+}
+
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster();
   const double clusters = std::max(1, resident_clusters(sms, cluster));
@@ -129,8 +137,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     const double lines =
         double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
     const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
-    const double step = std::pow(std::pow(mma, kContention) + std::pow(load, kContention), 1 / kContention);
-    return step + meeting;
+    return either(either(mma, load, kContention), kStep, kFloor) + meeting;
   };
   const double step = step_of(t.tile_n);
   // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.
@@ -154,10 +161,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     if (c.swap) epilogue *= kSwapped;
     epilogue *=
         p.n % 8 != 0 ? unaligned_epilogue(t, c.swap) : 1 + kNarrowStrip * (64.0 / t.strip_columns() - 1);
-    if (const Work work = work_of(p); work != Work::kNone) {
-      const int i = static_cast<int>(work) - 1;
-      epilogue *= ping_pong ? kFinished[i] : kFinishedInTurn[i];
-    }
+    epilogue *= (ping_pong ? kFinished : kFinishedInTurn)[static_cast<int>(work_of(p))];
   }
   if (c.slices() > 1) epilogue += kGather + (c.slices() - 1) * results * 4 / kGathered;
   double busy = main_loop + waves * epilogue;
@@ -171,8 +175,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
   const double dram = (operands + result * traffic) / (kDram * pulling);
 
-  double time = kLaunch + kCluster * (cluster > 1) +
-                std::pow(std::pow(busy, kOverlap) + std::pow(dram, kOverlap), 1 / kOverlap);
+  double time = kLaunch + kCluster * (cluster > 1) + either(busy, dram, kOverlap);
   if (c.partials() > 1) time += kSplit + result / kPartials;
   const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;

@@ -108,7 +108,7 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
                     for epilogue in ({}, {"alpha": 0.5, "beta": 2.0, "bias": True, "activation": "gelu"}):
                         p = Product.random(rng, shape, types, layout, **epilogue)
                         # racecheck is slow: each setting takes one of the layouts, another for every shape.
-                        settings = SM90[(LAYOUTS.index(layout) + SHAPES.index(shape)) % 3 :: 3]
+                        settings = SM90[(LAYOUTS.index(layout) + SHAPES.index(shape)) % len(LAYOUTS) :: len(LAYOUTS)]
                         for options in settings if name == "sm90" and not epilogue else ({},):
                             yield f"{name} {options} {p.label}", p, name, options
     for layout in LAYOUTS if "simt" in kernels else ():

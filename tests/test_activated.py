@@ -8,7 +8,7 @@ import pytest
 from oracle import Product, check_all, check_repeats
 
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import Device, find_kernel
+from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.problem import Problem, plan
 from jaxgemm.select import candidates
 
@@ -28,7 +28,7 @@ def tiles():
         return []
     view = plan((4096, 4096), (4096, 4096), (((1,), (0,)), ((), ())))
     problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, BF16[:3], Epilogue())
-    found = candidates(ROW, (), problem, Device("cuda", "NVIDIA H200", 90, 132))
+    found = candidates(ROW, (), problem, H200)
     return sorted({candidate.config[:3] for candidate in found})
 
 

@@ -35,6 +35,11 @@ def sums(k):
 TYPES = [types[0::2] for types in ROW.types]
 
 
+def values(**options):
+    """A configuration with these options, and the model's choice of the others."""
+    return tuple(options.get(name, 0) for name in ROW.options)
+
+
 def operands(rng, m, n, k, dtype):
     shapes = (m, k), (k, n), (k, n)
     arrays = (rng.standard_normal(s) / (1 if i == 0 else max(k, 1) ** 0.5) for i, s in enumerate(shapes))
@@ -111,7 +116,9 @@ def test_configurations(shape, rng):
     problem = problem_of(*shape)
     found = candidates(ROW, (), problem, device_for("cuda"))
     assert len({candidate.config[:3] + candidate.config[6:7] for candidate in found}) == 7
-    for config in [candidate.config for candidate in found] + [(0, 0, 0, 2, 2, 0, swap, 1, 0, 0) for swap in (1, 2)]:
+    for config in [candidate.config for candidate in found] + [
+        values(cluster_m=2, cluster_n=2, swap=swap, group=1) for swap in (1, 2)
+    ]:
         check_result(run(configured(problem, config), args), args)
 
 
@@ -255,8 +262,8 @@ def test_what_the_kernel_cannot_do_is_said():
     for problem, config, text in (
         (replace(sound, batch=(1, 2)), (), "a gated product of kernel 'sm90' has no batch"),
         (replace(sound, b=weights), (), "a gated product of kernel 'sm90' takes row-major operands"),
-        (sound, (0, 0, 0, 0, 0, 2, 0, 0, 0, 0), "a gated product of kernel 'sm90' is not split along k"),
-        (sound, (192, 0, 0, 0, 0, 0, 0, 0, 0, 0), "no tile configuration matches the options"),
+        (sound, values(split_k=2), "a gated product of kernel 'sm90' is not split along k"),
+        (sound, values(tile_m=192), "no tile configuration matches the options"),
     ):
         assert text in check(ROW, config, problem, H200)[0]
 

@@ -136,25 +136,45 @@ _UNSEEN: tuple[Case, ...] = tuple(
     )
 )
 
-# Products at random, for what auto is worth on shapes that nobody chose: by kind the ranges of m, n and k, and what
-# they are multiples of. The seed changes whenever rules or the cost model were read off its products, so that a survey
-# is of products that neither has seen.
-_KINDS: tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, ...]], ...] = (
-    ((1, 15), (1024, 32768), (1024, 16384), (8, 64, 256)),
-    ((16, 128), (1024, 32768), (1024, 16384), (8, 64, 256)),
-    ((128, 1024), (1024, 16384), (1024, 8192), (8, 64)),
-    ((256, 4096), (256, 4096), (256, 4096), (8, 16, 64)),
-    ((1024, 8192), (1024, 16384), (1024, 8192), (64, 128)),
-    ((8000, 200000), (16, 512), (16, 512), (8, 32)),
-    ((16, 512), (16, 512), (8000, 200000), (8, 64)),
-    ((20, 4000), (20, 4000), (20, 4000), (1,)),
-    ((16, 1024), (16, 1024), (16, 1024), (8, 16, 64)),
-    ((16, 8192), (1024, 16384), (512, 8192), (64,)),
+
+@dataclass(frozen=True)
+class Kind:
+    """Products at random: the ranges of m, n and k, and what they are multiples of."""
+
+    m: tuple[int, int]
+    n: tuple[int, int]
+    k: tuple[int, int]
+    multiples: tuple[int, ...]
+    batch: tuple[int, int] | None = None
+    activated: bool = False
+
+
+# For what auto is worth on shapes that nobody chose. The seed changes whenever rules or the cost model were read off
+# its products, so that a survey is of products that neither has seen.
+_KINDS = (
+    Kind((1, 15), (1024, 32768), (1024, 16384), (8, 64, 256)),
+    Kind((16, 128), (1024, 32768), (1024, 16384), (8, 64, 256)),
+    Kind((128, 1024), (1024, 16384), (1024, 8192), (8, 64)),
+    Kind((256, 4096), (256, 4096), (256, 4096), (8, 16, 64)),
+    Kind((1024, 8192), (1024, 16384), (1024, 8192), (64, 128)),
+    Kind((8000, 200000), (16, 512), (16, 512), (8, 32)),
+    Kind((16, 512), (16, 512), (8000, 200000), (8, 64)),
+    Kind((20, 4000), (20, 4000), (20, 4000), (1,)),
+    Kind((16, 1024), (16, 1024), (16, 1024), (8, 16, 64), batch=(2, 512)),
+    Kind((16, 8192), (1024, 16384), (512, 8192), (64,), activated=True),
 )
-_BATCHED, _ACTIVATED = 8, 9  # of the kinds above
+# Products of a few microseconds: aligned or not, in batches, with an epilogue, and with few results of long sums.
+_SMALL_KINDS = (
+    Kind((8, 512), (8, 512), (16, 1024), (8, 16, 64)),
+    Kind((8, 512), (8, 512), (16, 1024), (1,)),
+    Kind((8, 256), (8, 256), (8, 256), (8,), batch=(2, 256)),
+    Kind((8, 256), (8, 256), (8, 256), (1,), batch=(2, 256)),
+    Kind((8, 512), (16, 512), (16, 1024), (8, 64), activated=True),
+    Kind((16, 192), (100, 1000), (1400, 8000), (8, 64)),
+)
 
 
-def _survey(each: int, seed: int, most: float = 1e12) -> tuple[Case, ...]:
+def _survey(kinds: tuple[Kind, ...], each: int, seed: int, most: float = 1e12) -> tuple[Case, ...]:
     """As many products of each kind, no one of more than `most` operations."""
     draw = random.Random(seed)
 
@@ -162,13 +182,13 @@ def _survey(each: int, seed: int, most: float = 1e12) -> tuple[Case, ...]:
         x = math.exp(draw.uniform(math.log(low), math.log(high)))
         return max(multiple, round(x / multiple) * multiple)
 
-    def case(kind: int) -> Case:
-        m, n, k, multiples = _KINDS[kind]
+    def case(kind: Kind) -> Case:
+        m, n, k, multiples = kind.m, kind.n, kind.k, kind.multiples
         more: dict[str, Any] = {"layout": draw.choice(("NN", "NN", "NT", "TN"))}
-        if kind == _ACTIVATED:
+        if kind.activated:
             more = {"bias": True, "activation": draw.choice(("gelu", "silu", "relu"))}
-        if kind == _BATCHED:
-            more["batch"] = extent(2, 512, 1)
+        if kind.batch:
+            more["batch"] = extent(*kind.batch, 1)
         narrow = m[1] <= 128 or m[1] > 8 * n[1]  # rows may be any number, as tokens are
         rows = extent(*m, 1 if narrow else draw.choice(multiples))
         if narrow and more["layout"] == "TN":
@@ -176,7 +196,7 @@ def _survey(each: int, seed: int, most: float = 1e12) -> tuple[Case, ...]:
         return Case(rows, extent(*n, draw.choice(multiples)), extent(*k, draw.choice(multiples)), "bfloat16", **more)
 
     cases: list[Case] = []
-    for kind in range(len(_KINDS)):
+    for kind in kinds:
         kept = [
             one for one in (case(kind) for _ in range(4 * each)) if 2 * one.m * one.n * one.k * (one.batch or 1) <= most
         ]
@@ -196,7 +216,8 @@ SUITES: dict[str, Suite] = {
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
-    "survey": Suite(_survey(12, 2031), ("auto", "sm90")),
-    "mixed_products": Suite(_MIXED, ("auto", "sm90")),
+    "survey": Suite(_survey(_KINDS, 12, 2032), ("auto", "sm90")),
+    "small": Suite(_survey(_SMALL_KINDS, 12, 2033), ("auto", "sm90", "direct")),
+    "mixed_products": Suite(_MIXED, ("auto", "sm90", "direct")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

@@ -264,8 +264,8 @@ def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple
 #: The kernels that ``auto`` chooses from, by operand type, and the architectures for which they were measured: from,
 #: up to, kernels. Elsewhere XLA's product is the known quantity.
 CONTENDERS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "bfloat16": (90, 90, ("sm90",)),
-    "float16": (90, 90, ("sm90",)),
+    "bfloat16": (90, 90, ("sm90", "direct")),
+    "float16": (90, 90, ("sm90", "direct")),
     "float32": (90, 90, ("simt", "gemv")),
 }
 

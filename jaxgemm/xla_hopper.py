@@ -20,8 +20,6 @@ _PITCH = 16
 #: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands, at the last rate, and adds up
 #: parts.
 _XLA_UNALIGNED, _XLA_SUMS, _STEP, _XLA_COPIES = (60e6, 2.2e6, (1.8, 6.9)), 192, 64, 3e6
-#: Unaligned results so small, with a side so short, that copies of operands cost more than XLA's slower kernels.
-_FEW_UNALIGNED, _SHORT_UNALIGNED = 1 << 14, 32
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
 #: side from which on it is not.
 _SHORT, _LONG = (16, 128), 16384
@@ -33,35 +31,30 @@ _WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 3 << 19)
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
 #: and sums of so many elements on, if both are multiples of the last.
 _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
-#: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too: XLA's take several
-#: kernels.
-_SMALL_FEW = 12.0
+#: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too, as XLA's take several
+#: kernels: where it splits sums for few rows, and for the smallest products from so long sums on.
+_SMALL_FEW, _SMALLEST_FEW, _SPLIT_SMALLEST = 12.0, 4.0, 160
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
-_SMALL = {2: 21.0, 4: 300.0}
+_SMALL = {2: 23.0, 4: 300.0}
 #: The smallest 16-bit products, in microseconds, and one step along k: of shorter sums, and in the smallest products of
 #: such sums, XLA's kernel is faster.
 _SMALLEST, _ONE_STEP = 3.4, 64
 #: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
-_SMALL_BATCH, _BATCH_SUMS = (2.6, 16.0), 96
+_SMALL_BATCH, _BATCH_SUMS = (2.6, 17.0), 96
 
 
 def better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
     Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, sgemm and mixed_products of
-    benchmarks/shapes.py, and products drawn as survey's are, with other seeds.
+    benchmarks/shapes.py, and products drawn as survey's and small's are, with other seeds.
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if unaligned(problem):
         if size == 4:
             return ""
-        if (
-            math.prod(problem.batch) * problem.m * problem.n <= _FEW_UNALIGNED
-            and min(problem.m, problem.n) < _SHORT_UNALIGNED
-        ):
-            return "the smallest unaligned results are faster by XLA's kernels, which need no copies"
         if problem.k <= _XLA_SUMS and max(problem.m, problem.n) >= _STREAMED:
             return _STREAMS
         theirs = unaligned_microseconds(problem)
@@ -86,7 +79,8 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     if problem.batch != (1, 1):
         return "" if _SMALL_BATCH[0] <= expected < _SMALL_BATCH[1] and k >= _BATCH_SUMS else _NO_BATCH
     if side < _SHORT[0]:
-        return "" if k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW) else _NO_PADDING
+        split = k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW)
+        return "" if split or (k >= _SPLIT_SMALLEST and expected < _SMALLEST_FEW) else _NO_PADDING
     if k <= _STREAMED_SUMS and long >= _STREAMED:
         whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
         return "" if whole and min(side, k) >= _STREAMED_FROM else _STREAMS

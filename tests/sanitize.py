@@ -30,7 +30,7 @@ from gpu_record import digest  # noqa: E402
 
 RECORD = _HERE / "sanitizer_record.json"
 TOOLS = ("memcheck", "racecheck")
-KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "simt", "sm80", "sm90")
+KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "direct", "simt", "sm80", "sm90")
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands; {} is the model's choice.
 SM90: tuple[dict[str, int], ...] = (
     {},

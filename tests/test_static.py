@@ -40,6 +40,7 @@ INSTRUCTIONS = {
     "warp_tiled": {"float32": (*VECTORS, "LDG.E.128")},
     "outer_product": {"float32": (*VECTORS, "STS.128")},
     "gemv": {"float32": ("FFMA", "LDG.E.128"), "float16": ("HMMA", "LDG.E.128"), "bfloat16": ("HMMA", "LDG.E.128")},
+    "direct": {"": ("HMMA", "LDG.E.128")},
     "simt": {"float32": VECTORS, "float64": WIDE},
     "wmma_tf32": {"float32": ("HMMA",)},
     "wmma_f16": {"float16": ("HMMA",)},

@@ -58,9 +58,8 @@ def test_auto_on_hopper(dtype, precision, chosen, shape):
         problem(m=4096, n=4096, k=4096, epilogue=Epilogue(activation="gelu")),
         problem(m=4, n=8192, k=8200),
         problem(m=1000, n=800, k=4200),
-        problem(m=300, n=101, k=300),
     ],
-    ids=["long sums", "an activation", "padded sums for few rows", "padded sums", "unaligned"],
+    ids=["long sums", "an activation", "padded sums for few rows", "padded sums"],
 )
 def test_auto_where_xla_runs_several_kernels(given):
     assert select.select(given, HOPPER).kernel.name == "sm90"
@@ -70,13 +69,27 @@ def test_auto_where_xla_runs_several_kernels(given):
 @pytest.mark.parametrize(
     "given",
     [
-        problem(m=60000, n=64, k=64),
+        problem(m=300, n=101, k=300),
         problem(m=96, n=200, k=128),
+        problem(m=12, n=136, k=480),
+        problem(m=178, n=23, k=540),
+    ],
+    ids=["unaligned", "one of the smallest", "few rows", "few columns, unaligned"],
+)
+def test_auto_on_small_products(given):
+    assert select.select(given, HOPPER).kernel.name == "direct"
+
+
+@cuda
+@pytest.mark.parametrize(
+    "given",
+    [
+        problem(m=60000, n=64, k=64),
         replace(problem(m=320, n=320, k=96), batch=(1, 8)),
         problem(m=9, n=2304, k=1024),
         problem(m=85, n=1535, k=3553),
     ],
-    ids=["long", "one of the smallest", "a small batch", "few rows of a small product", "long unaligned sums"],
+    ids=["long", "a small batch", "few rows of a small product", "long unaligned sums"],
 )
 def test_auto_where_ours_are_as_good(given):
     assert select.select(given, HOPPER).kernel.name == "sm90"

@@ -55,17 +55,16 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// All threads of the cluster meet. Relaxed: orders nothing but the meeting, and barriers initialised before
-// it with mbarrier_init_fence.
-__device__ __forceinline__ void cluster_meet() {
-  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
-}
-
-// The same in two halves, for what can be done in between.
+// All threads of the cluster meet, in two halves, for what can be done in between. Relaxed: orders nothing
+// but the meeting, and barriers initialised before it with mbarrier_init_fence.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+__device__ __forceinline__ void cluster_meet() {
+  cluster_arrive();
+  cluster_wait();
+}
 
 // The address of `address` in the shared memory of another block of the cluster.
 __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank) {
@@ -88,11 +87,15 @@ __device__ __forceinline__ void release_next_kernel() {
 #endif
 }
 
-// One access of 16 bytes. (A store through a pointer to a vector type becomes four where the compiler
+// One access of 16 or 8 bytes. (A store through a pointer to a vector type becomes four where the compiler
 // believes to know better how the address is aligned.)
 __device__ __forceinline__ void store_global(void* to, uint4 v) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
+}
+
+__device__ __forceinline__ void store_global(void* to, uint2 v) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
 // A store without a branch around it.

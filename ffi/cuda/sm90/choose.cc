@@ -4,8 +4,12 @@
 // L2 bandwidth needs, less where the machine is not full. Units go over the blocks in waves, and each unit
 // ends with an epilogue, which ping-pong hides under the other group's steps. Device memory bounds the whole.
 // Splitting K buys parallelism for the price of partial results, written and read, and of a second kernel;
-// operands with unaligned rows are copied first. A gated product loads and multiplies whole tiles, and writes
-// half of each.
+// or, among the blocks of a cluster, for the time in which the first of them takes the others' sums. Operands
+// with unaligned rows are copied first. A gated product loads and multiplies whole tiles, and writes half of
+// each.
+//
+// Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
+// for what they multiply lose less then.
 //
 // The constants were fitted to timings of products on an H200 by the time that the model's choice loses
 // against the best configuration timed. They absorb what the model leaves out, so they are not the machine's
@@ -24,6 +28,8 @@ namespace {
 constexpr double kDram = 4.37e6;           // bytes
 constexpr double kL2 = 18.44e6;            // bytes, to all multiprocessors
 constexpr double kMma = 3.612e6;           // multiply-adds of a multiprocessor
+constexpr double kHeat = 0.4;              // more time of a multiprocessor where power lowers its clock, and
+constexpr double kHeatWork = 2e10;         // multiply-adds of a product from which on it has half of that
 constexpr double kLaunch = 2.608;          // launch, and the way of the first bytes
 constexpr double kCluster = 0.0954;        // start of a cluster
 constexpr double kPairStep = 0.03988;      // more of a step where blocks share columns,
@@ -128,7 +134,9 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const double a = straddling(p.a), b = straddling(p.b);
   const double meeting = std::max(kPairStep * (c.cluster_m > 1), kPairColsStep * (c.cluster_n > 1));
-  const double rate = kMma * kRates[c.tile];
+  const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
+  const double heat = 1 + kHeat * work / (work + kHeatWork);
+  const double rate = kMma * kRates[c.tile] / heat;
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
@@ -153,7 +161,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const double result_bytes = p.d == DType::kF32 || c.partials() > 1 ? 4 : 2;
   const double results = double(t.result_m()) * t.result_n();
-  double epilogue = kTile * results / 16384 * result_bytes / 2;
+  double epilogue = heat * kTile * results / 16384 * result_bytes / 2;
   if (!ping_pong) epilogue *= kCooperativeTile / t.consumers;
   if (c.partials() > 1) {
     if (c.swap) epilogue *= kSwappedPartials;

@@ -29,13 +29,13 @@ class Gather {
     if (slice > 0) {
       const uint32_t to = map_to_rank(shared.x, 0) + (slice - 1) * kBytes + offset;
       const uint32_t barrier = map_to_rank(shared.gathered, 0);
-      mbarrier_wait_remote(shared.free, 0);
+      mbarrier_wait<true>(shared.free, 0);
 #pragma unroll
       for (int i = 0; i < kValues / 4; ++i) store_remote(to + i * 2048, sum + 4 * i, barrier);
       return false;
     }
     mbarrier_arrive_remote_if(lane > 0 && lane < slices, map_to_rank(shared.free, lane));
-    mbarrier_wait_remote(shared.gathered, 0);
+    mbarrier_wait<true>(shared.gathered, 0);
     uint32_t from = shared.x + offset;
 #pragma unroll 1
     for (uint32_t other = 1; other < slices; ++other, from += kBytes) {

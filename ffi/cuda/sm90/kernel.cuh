@@ -11,8 +11,10 @@ namespace jaxgemm::cuda::sm90 {
 // Consumer `group` of a block. Cooperative groups share every unit, and where it is the only one start one
 // after the other: timings say that short products end sooner so. Ping-pong groups alternate, and a named
 // barrier for each hands the tensor cores over in turn, since two main loops at once would both finish late.
+// `sliced`: the blocks of a cluster share K.
 template <typename E>
-__device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& shared, int group, int warp) {
+__device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& shared, bool sliced,
+                                        int group, int warp) {
   const ClusterPlace place(p.schedule);
   EpilogueWarp<E> epilogue(p, shared.staging + warp * E::kStagingBytes);
   RingPosition<E::kStages> ring;
@@ -29,7 +31,7 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     }
     const Strip strip{int64_t(unit.row) * E::kResultM + row + warp % 4 * 16, int64_t(unit.col) * E::kResultN,
                       unit.split, unit.batch};
-    epilogue.prefetch(strip);
+    if (!E::kSlices || place.slice == 0) epilogue.prefetch(strip);  // the others have nothing to finish
     if constexpr (!E::kPingPong) {
       if (p.schedule.one_wave && group > 0) named_barrier_sync(group, 256);
     }
@@ -49,7 +51,7 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     else if constexpr (E::kNarrows)
       multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
     if constexpr (E::kSlices) {
-      if (p.schedule.slices > 1 && !Gather<E>::add(acc, shared, p.schedule.slices, place.slice)) continue;
+      if (sliced && !Gather<E>::add(acc, shared, p.schedule.slices, place.slice)) continue;
     }
     epilogue.store(acc, strip);
   }
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(E::kThreads, 1)
   if (warp >= 4) {
     ready();
     take_registers<E::kConsumerRegisters>();
-    consume<E>(p, shared, warp / 4 - 1, warp - 4);
+    consume<E>(p, shared, sliced, warp / 4 - 1, warp - 4);
     // What follows in the stream may be launched, and waits for this kernel's results itself. Sooner it would
     // only wait longer, in the multiprocessors' way: the first warp to say so speaks for the block, and a
     // ping-pong group may have had no unit.

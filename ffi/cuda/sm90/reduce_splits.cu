@@ -1,9 +1,9 @@
 // A block owns a run of 4-column groups of D. Its threads form a table of groups x slices: each slice of
 // threads adds a stretch of consecutive splits, then the slices are added in order, so that the order of the
 // additions depends on the number of splits alone. With few splits there is one slice.
+#include "../device/divisor.cuh"
 #include "../device/ptx.cuh"
 #include "reduce.cuh"
-#include "schedule.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {

@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "../../arithmetic.h"
+#include "../device/divisor.cuh"
 #include "../device/ptx.cuh"
 #include "../device/shift.cuh"
 #include "repack.cuh"
-#include "schedule.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
 Status prepare_work(const RepackOperand& x, RepackWork* work) {
   work->x = x;
   if (x.lines == 0 || x.length == 0) return {};
-  const int64_t line_vectors = (x.length + 7) / 8;
+  const int64_t line_vectors = ceil_div(x.length, 8);
   if (x.lines > (INT32_MAX - 2 * kThreads) / line_vectors) {
     return {"an unaligned operand has more than 2^34 elements"};
   }

@@ -1,0 +1,97 @@
+// The host side of the direct kernel: from a problem and its buffers to parameters and one launch.
+#include <algorithm>
+
+#include "../../arithmetic.h"
+#include "direct.h"
+#include "launch.h"
+
+namespace jaxgemm::cuda {
+namespace direct {
+namespace {
+
+bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+template <typename In>
+Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch& launch) {
+  const int chunks = static_cast<int>(ceil_div(p.k, kChunk));
+  const Params<In> params{.a = static_cast<const In*>(buffers.a),
+                          .b = static_cast<const In*>(buffers.b),
+                          .pitch_a = static_cast<int>(p.a.ld),
+                          .pitch_b = static_cast<int>(p.b.ld),
+                          .m = static_cast<int>(p.m),
+                          .n = static_cast<int>(p.n),
+                          .k = static_cast<int>(p.k),
+                          .rounds = chunks / launch.config.warps,
+                          .extra = chunks % launch.config.warps,
+                          .batched = p.batch_count() > 1,
+                          .f32 = p.d == DType::kF32,
+                          .to_in = Epilogue<TypesOf<In, kType<In>>>(p, buffers),
+                          .to_f32 = Epilogue<TypesOf<In, DType::kF32>>(p, buffers),
+                          .batch_inner = Divisor(static_cast<uint32_t>(std::max<int64_t>(p.batch[1], 1))),
+                          .batch_stride_a = {p.a.batch_stride[0], p.a.batch_stride[1]},
+                          .batch_stride_b = {p.b.batch_stride[0], p.b.batch_stride[1]}};
+  if (major_a(p) == Major::kK) {
+    return major_b(p) == Major::kK ? launch_tiles<In, Major::kK, Major::kK>(params, launch)
+                                   : launch_tiles<In, Major::kK, Major::kMN>(params, launch);
+  }
+  return major_b(p) == Major::kK ? launch_tiles<In, Major::kMN, Major::kK>(params, launch)
+                                 : launch_tiles<In, Major::kMN, Major::kMN>(params, launch);
+}
+
+Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch& launch) {
+  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, buffers, launch)
+                                   : launch_in<__half>(p, buffers, launch);
+}
+
+}  // namespace
+}  // namespace direct
+
+using namespace direct;
+
+std::string unsupported_direct(const GemmProblem& p) {
+  for (const int64_t extent : {p.n, p.k, p.a.ld, p.b.ld, p.m * p.batch_count()}) {
+    if (extent > INT32_MAX - 4096) return "rows, columns, k and pitches must be below 2^31 - 4096";
+  }
+  // A grid ends there.
+  if (p.batch_count() > kMaxBlocks) return "the batch must be below 2^16";
+  if (ceil_div(p.m, kTiles[kFallback].m) > kMaxBlocks) return "m must be below 2^21";
+  if (!p.output_empty() && rank_configs(p, kModelSms).empty()) {
+    return "no tile configuration matches the options; see ffi/cuda/direct/configs.h for those compiled";
+  }
+  return {};
+}
+
+std::vector<Candidate> candidates_direct(const GemmProblem& p, int sm_count) {
+  std::vector<Candidate> candidates;
+  if (p.output_empty()) return candidates;
+  for (const RankedConfig& ranked : rank_configs(p, sm_count)) {
+    candidates.push_back({{ranked.config.tile + 1, ranked.config.warps}, ranked.microseconds});
+  }
+  return candidates;
+}
+
+Status prepare_direct(const GemmProblem& p, int) {
+  Launch launch;
+  launch.prepare = true;
+  return launch_in(p, GemmBuffers{}, launch);
+}
+
+Status launch_direct(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
+  if (p.output_empty()) return {};
+  const std::vector<RankedConfig> ranked = rank_configs(p, kModelSms);
+  if (ranked.empty()) return {"internal error: kernel 'direct' has no configuration for this problem"};
+  Launch launch;
+  launch.config = ranked.front().config;
+  launch.aligned = made_of_vectors(p) && aligned(buffers.a, 16) && aligned(buffers.b, 16);
+  if (!kTiles[launch.config.tile].fits(major_a(p))) launch.config.tile = kFallback;
+  const TileConfig& tile = kTiles[launch.config.tile];
+  launch.blocks = dim3(static_cast<unsigned>(ceil_div(p.n, tile.n)),
+                       static_cast<unsigned>(ceil_div(p.m, tile.m)), static_cast<unsigned>(p.batch_count()));
+  const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
+  const bool packed = p.d != DType::kF32 && p.n % 4 == 0 && aligned(buffers.d, 8);
+  launch.finish = !plain ? Finish::kFull : packed ? Finish::kPacked : Finish::kPlain;
+  launch.stream = executor.stream;
+  return launch_in(p, buffers, launch);
+}
+
+}  // namespace jaxgemm::cuda

@@ -1,0 +1,15 @@
+// The row `direct` of the kernel table. Host code only.
+//
+// Options, in order, 0 meaning that the plan chooses: tile and warps; see configs.h.
+#pragma once
+
+#include "../../kernel.h"
+
+namespace jaxgemm::cuda {
+
+std::string unsupported_direct(const GemmProblem&);
+std::vector<Candidate> candidates_direct(const GemmProblem&, int sm_count);
+Status prepare_direct(const GemmProblem&, int device);
+Status launch_direct(const GemmProblem&, const GemmBuffers&, const Executor&);
+
+}  // namespace jaxgemm::cuda

@@ -1,0 +1,263 @@
+// The direct kernel: small products in the time of one trip to memory.
+//
+// A small product takes as long as what comes before its first multiplication and after its last one. So here
+// is no copy engine, no barrier and no stage of shared memory: each warp of a block has chunks of K of its
+// own, loads them straight into the registers that mma.sync reads, all at once where K is short, and the
+// warps' sums are added in order. Operands of any pitch are realigned in registers on the way.
+#pragma once
+
+#include "../device/divisor.cuh"
+#include "../device/epilogue.cuh"
+#include "../device/mma.cuh"
+#include "../device/ptx.cuh"
+#include "fragments.cuh"
+
+namespace jaxgemm::cuda::direct {
+
+template <typename In>
+constexpr DType kType = std::is_same_v<In, __half> ? DType::kF16 : DType::kBF16;
+template <typename In, DType kD>
+using TypesOf = Types<kType<In>, kType<In>, kD, DType::kF32>;
+
+// What the first loads need comes first: the cache line that a parameter lies in is slow to come, once.
+template <typename In>
+struct Params {
+  const In *a, *b;
+  int pitch_a, pitch_b;
+  int m, n, k;
+  int rounds, extra;  // chunks of every warp, and warps with one more
+  bool batched;
+  bool f32;
+  Epilogue<TypesOf<In, kType<In>>> to_in;
+  Epilogue<TypesOf<In, DType::kF32>> to_f32;
+  Divisor batch_inner;
+  int64_t batch_stride_a[2], batch_stride_b[2];
+};
+
+// What is done to sums. Packed: alpha is all there is, and results of 16 bits are stored in aligned groups of
+// four; plain: alpha is all there is. What else there may be is long, and instructions are cold when a kernel
+// starts, so each has code of its own.
+enum class Finish { kPacked, kPlain, kFull };
+
+template <typename In_, Major kA_, Major kB_, int kTileIndex, bool kAligned, Finish kFinish>
+struct Engine {
+  static constexpr bool kPacked = kFinish == Finish::kPacked, kPlain = kFinish == Finish::kPlain;
+  using In = In_;
+  static constexpr Major kA = kA_, kB = kB_;
+  static constexpr TileConfig kTile = kTiles[kTileIndex];
+  static constexpr int kM = kTile.m, kN = kTile.n, kGroups = kTile.groups();
+  static constexpr bool kPermutedRows = kA == Major::kMN;
+  using A = Source<kA, kM, kAligned, kPermutedRows>;
+  using B = Source<kB, kN, kAligned, true>;
+  static constexpr int kDepth = kAligned ? 2 : 1;  // chunks in flight, as registers allow
+  static constexpr int kBlocks = kPacked || kPlain ? kTile.blocks(kA, kB, kAligned) : 1;
+  using Sums = float[kM / 16][kN / 8][4];
+};
+
+// A warp's sums over its chunks, the first of which are on their way.
+template <typename E>
+__device__ __forceinline__ void multiply(typename E::Sums& acc, typename E::A& a, typename E::B& b,
+                                         typename E::A::Chunk (&chunk_a)[E::kDepth],
+                                         typename E::B::Chunk (&chunk_b)[E::kDepth], int chunks) {
+#pragma unroll
+  for (int i = 0; i < E::kM / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < E::kN / 8; ++j) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.f;
+  }
+#pragma unroll 1
+  for (; chunks > 0; chunks -= E::kDepth) {
+#pragma unroll
+    for (int at = 0; at < E::kDepth; ++at) {
+      if (at >= chunks) break;
+      Fragments<E::kM> x;
+      Fragments<E::kN> y;
+      a.take(chunk_a[at], E::kDepth, x);
+      b.take(chunk_b[at], E::kDepth, y);
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+#pragma unroll
+        for (int i = 0; i < E::kM / 16; ++i) {
+          const uint32_t rows[4] = {x.v[2 * i][2 * step], x.v[2 * i + 1][2 * step], x.v[2 * i][2 * step + 1],
+                                    x.v[2 * i + 1][2 * step + 1]};
+#pragma unroll
+          for (int j = 0; j < E::kN / 8; ++j) {
+            mma_16x8x16<typename E::In>(acc[i][j], rows, y.v[j][2 * step], y.v[j][2 * step + 1]);
+          }
+        }
+      }
+      a.load(chunk_a[at]);
+      b.load(chunk_b[at]);
+    }
+  }
+}
+
+// A lane's sums: `group` i is four neighbours of a row, the first or the last of eight.
+template <typename E>
+__device__ __forceinline__ float4 group(const typename E::Sums& acc, int i) {
+  const auto at = [&](int v) { return acc[i / 4][i % 2 * 2 + v / 2][i / 2 % 2 * 2 + v % 2]; };
+  return make_float4(at(0), at(1), at(2), at(3));
+}
+
+__device__ __forceinline__ float4 operator+(float4 x, float4 y) {
+  return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+}
+
+// What the warps have in shared memory, kEach apart, added to the first one's in their order.
+template <int kEach, typename T>
+__device__ __forceinline__ T total(const T* from, int warps) {
+  T sum = from[0];
+#pragma unroll
+  for (int warp = 1; warp < kMaxWarps; ++warp) {
+    if (warp == kMaxWarps / 2 && warps <= warp) break;
+    if (warp < warps) sum = sum + from[warp * kEach];
+  }
+  return sum;
+}
+
+// Packed results: a lane stores its groups, or sums of several warps' that met in shared memory as they are.
+template <typename E>
+class PackedResults {
+  using In = typename E::In;
+
+ public:
+  // What can be known before the main loop is worked out there, while there is time.
+  __device__ __forceinline__ PackedResults(const Params<In>& p, int batch, int row, int col) : p_(p) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    row += line_of<E::kPermutedRows>(0, lane / 4);
+    col += lane % 4 * 8;
+    rows_ = p.m - row;
+    cols_ = p.n - col;
+    index_ = int64_t(batch * p.m + row) * p.n + col;
+    asm volatile("" : "+r"(rows_), "+r"(cols_), "+l"(index_));
+  }
+
+  __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp,
+                                        int warps) const {
+    if (warps == 1) {
+#pragma unroll
+      for (int i = 0; i < E::kGroups; ++i) store(i, group<E>(acc, i));
+      return;
+    }
+    constexpr int kEach = E::kGroups * 32;
+    float4* const mine = shared + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < E::kGroups; ++i) mine[warp * kEach + i * 32] = group<E>(acc, i);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = warp; i < E::kGroups; i += warps) store(i, total<kEach>(mine + i * 32, warps));
+  }
+
+ private:
+  __device__ __forceinline__ void store(int i, float4 x) const {
+    const int row = line_of<E::kPermutedRows>(i / 2, 0), col = i % 2 * 4;
+    if (row >= rows_ || col >= cols_) return;
+    const float alpha = p_.to_in.alpha;
+    union {
+      In v[4];
+      uint2 words;
+    } y{{convert<In>(alpha * x.x), convert<In>(alpha * x.y), convert<In>(alpha * x.z),
+         convert<In>(alpha * x.w)}};
+    store_global(p_.to_in.d + index_ + int64_t(row) * p_.n + col, y.words);
+  }
+
+  const Params<In>& p_;
+  int rows_, cols_;  // of the result, from the lane's first on
+  int64_t index_;
+};
+
+// Any other results: the tile's rows meet in shared memory, padded to spread them over the banks, and
+// neighbours are stored together whatever their alignment.
+template <typename E>
+class Rows {
+  using In = typename E::In;
+  static constexpr int kEach = E::kM * kPitch;
+  static_assert(kPitch == E::kN + 4);
+
+ public:
+  __device__ __forceinline__ Rows(const Params<In>& p, int batch, int row, int col)
+      : p_(p), row_(row), col_(col), base_(int64_t(batch) * p.m * p.n) {}
+
+  __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp,
+                                        int warps) const {
+    float* const sums = reinterpret_cast<float*>(shared);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int i = 0; i < E::kGroups; ++i) {
+      const int row = line_of<E::kPermutedRows>(i / 2, lane / 4), col = lane % 4 * 8 + i % 2 * 4;
+      *reinterpret_cast<float4*>(sums + warp * kEach + row * kPitch + col) = group<E>(acc, i);
+    }
+    __syncthreads();
+    if constexpr (E::kPlain)
+      store_plain(sums, warps);
+    else
+      store_full(sums, warps);
+  }
+
+ private:
+  __device__ __forceinline__ void store_plain(const float* sums, int warps) const {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < E::kM * E::kN / 4; i += 32 * warps) {
+      const int row = i / (E::kN / 4), col = i % (E::kN / 4) * 4, left = p_.n - col_ - col;
+      const float4 sum = total<kEach / 4>(reinterpret_cast<const float4*>(sums + row * kPitch + col), warps);
+      if (row_ + row >= p_.m) return;
+      const float alpha = p_.to_in.alpha, x[4] = {alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w};
+      const int64_t index = base_ + int64_t(row_ + row) * p_.n + col_ + col;
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        if (v >= left) continue;
+        if (!p_.f32) [[likely]]
+          p_.to_in.d[index + v] = convert<In>(x[v]);
+        else
+          p_.to_f32.d[index + v] = x[v];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_full(const float* sums, int warps) const {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < E::kM * E::kN; i += 32 * warps) {
+      const int row = i / E::kN, col = i % E::kN;
+      const float sum = total<kEach>(sums + row * kPitch + col, warps);
+      if (row_ + row >= p_.m || col_ + col >= p_.n) continue;
+      if (p_.f32)
+        p_.to_f32.store(base_, row_ + row, col_ + col, sum);
+      else
+        p_.to_in.store(base_, row_ + row, col_ + col, sum);
+    }
+  }
+
+  const Params<In>& p_;
+  int row_, col_;
+  int64_t base_;
+};
+
+// Blocks along x and y are columns and rows of tiles, along z the batch.
+template <typename E>
+__global__ void __launch_bounds__(kMaxWarps * 32, E::kBlocks)
+    direct(const __grid_constant__ Params<typename E::In> p) {
+  extern __shared__ float4 shared[];
+  const int warp = static_cast<int>(threadIdx.x / 32), warps = static_cast<int>(blockDim.x / 32);
+  const int col = static_cast<int>(blockIdx.x) * E::kN, row = static_cast<int>(blockIdx.y) * E::kM;
+  const int batch = static_cast<int>(blockIdx.z);
+  const typename E::In *data_a = p.a, *data_b = p.b;
+  if (p.batched) {
+    const uint32_t outer = p.batch_inner(blockIdx.z), inner = blockIdx.z - outer * p.batch_inner.divisor;
+    data_a += outer * p.batch_stride_a[0] + inner * p.batch_stride_a[1];
+    data_b += outer * p.batch_stride_b[0] + inner * p.batch_stride_b[1];
+  }
+  typename E::A a(data_a, p.pitch_a, p.m, p.k, row, warp, warps);
+  typename E::B b(data_b, p.pitch_b, p.n, p.k, col, warp, warps);
+  typename E::A::Chunk chunk_a[E::kDepth];
+  typename E::B::Chunk chunk_b[E::kDepth];
+#pragma unroll
+  for (int i = 0; i < E::kDepth; ++i) {
+    a.load(chunk_a[i]);
+    b.load(chunk_b[i]);
+  }
+  const std::conditional_t<E::kPacked, PackedResults<E>, Rows<E>> results(p, batch, row, col);
+  typename E::Sums acc;
+  multiply<E>(acc, a, b, chunk_a, chunk_b, p.rounds + (warp < p.extra));
+  results.store(acc, shared, warp, warps);
+}
+
+}  // namespace jaxgemm::cuda::direct

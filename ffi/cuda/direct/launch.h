@@ -1,0 +1,21 @@
+// From run-time choices to a compiled kernel. One source file for each pair of majors and type, so that they
+// compile side by side.
+#pragma once
+
+#include "kernel.cuh"
+
+namespace jaxgemm::cuda::direct {
+
+struct Launch {
+  bool prepare = false;  // make the kernels of this type and majors known to the device instead
+  bool aligned = true;
+  Finish finish = Finish::kFull;
+  Config config;
+  dim3 blocks;
+  CUstream_st* stream = nullptr;
+};
+
+template <typename In, Major kA, Major kB>
+Status launch_tiles(const Params<In>& params, const Launch& launch);
+
+}  // namespace jaxgemm::cuda::direct

@@ -20,6 +20,8 @@ _PITCH = 16
 #: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands, at the last rate, and adds up
 #: parts.
 _XLA_UNALIGNED, _XLA_SUMS, _STEP, _XLA_COPIES = (60e6, 2.2e6, (1.8, 6.9)), 192, 64, 3e6
+#: Their least time from so many rows and so long sums on, where XLA often pads even short sums.
+_XLA_PADS, _PADDED_FROM = 3.0, (96, 80)
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
 #: side from which on it is not.
 _SHORT, _LONG = (16, 128), 16384
@@ -111,4 +113,7 @@ def unaligned_microseconds(problem: Problem) -> float:
     traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
     padded = problem.k > _XLA_SUMS and problem.k % _STEP != 0
     copies = 2 * size * batch * problem.k * (problem.m + problem.n) / _XLA_COPIES if padded else 0.0  # read and written
-    return least[padded] + copies + max(batch * math.prod(shape) / rate, traffic / bandwidth)
+    rows, sums = _PADDED_FROM
+    pads = batch == 1 and problem.m >= rows and problem.k >= sums
+    fixed = max(least[padded], _XLA_PADS if pads else 0.0) + copies
+    return fixed + max(batch * math.prod(shape) / rate, traffic / bandwidth)

@@ -6,6 +6,7 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
     python tests/sanitize.py                     both tools, every family of kernels
     python tests/sanitize.py --tool memcheck     one of them
     python tests/sanitize.py --kernel sm90       one kernel; may be repeated
+    python tests/sanitize.py --seconds 300       a tool that takes longer has failed, and says at which product
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +59,7 @@ def main() -> int:
     parser.add_argument("--tool", action="append", choices=TOOLS)
     parser.add_argument("--kernel", action="append", choices=KERNELS)
     parser.add_argument("--output", type=Path, default=RECORD, help="default tests/sanitizer_record.json")
+    parser.add_argument("--seconds", type=float, default=1800, help="at most, for a tool; default 1800")
     parser.add_argument("--products", action="store_true", help=argparse.SUPPRESS)  # what runs under the tools
     options = parser.parse_args()
     kernels = options.kernel or KERNELS
@@ -67,7 +71,8 @@ def main() -> int:
         parser.error("compute-sanitizer is not on the PATH")
     tools = options.tool or TOOLS
     with ThreadPoolExecutor() as pool:  # each tool is a process, and mostly waits for the device
-        found = dict(zip(tools, pool.map(lambda tool: sanitize(sanitizer, tool, kernels), tools), strict=True))
+        results = pool.map(lambda tool: sanitize(sanitizer, tool, kernels, options.seconds), tools)
+    found = dict(zip(tools, results, strict=True))
     record = {
         "kernels": list(kernels),
         "tools": found,
@@ -79,19 +84,32 @@ def main() -> int:
     return int(any(result["errors"] != 0 for result in found.values()))
 
 
-def sanitize(sanitizer: str, tool: str, kernels: tuple[str, ...] | list[str]) -> dict[str, Any]:
-    """What one tool says: errors (-1 where the run itself failed), products, and the first lines of a failure."""
+def sanitize(sanitizer: str, tool: str, kernels: tuple[str, ...] | list[str], seconds: float) -> dict[str, Any]:
+    """What one tool says: errors (-1 where the run itself failed or took too long), products, and of a failure the
+    first lines, or the last ones where it took too long: they name the product.
+    """
     print(f"{tool}: products of {', '.join(kernels)}, some minutes", file=sys.stderr)
     command = [sanitizer, "--tool", tool, "--kernel-regex", "kns=jaxgemm", "--print-limit", "5"]
     child = [sys.executable, "-P", __file__, "--products", *(f"--kernel={name}" for name in kernels)]
     environment = {**os.environ, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run([*command, *child], capture_output=True, text=True, env=environment)
-    output = done.stdout + done.stderr
+    with tempfile.TemporaryFile("w+") as file:
+        # A session of its own, so that all of it can be ended.
+        ran = subprocess.Popen(
+            [*command, *child], stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            ran.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(ran.pid, signal.SIGKILL)
+            ran.wait()
+        file.seek(0)
+        output = file.read()
     summary = _SUMMARY.search(output)
-    ran = re.search(r"^(\d+) products$", output, re.MULTILINE)
-    errors = int(summary[1] or summary[2]) if summary and ran and done.returncode == 0 else -1
-    lines = [] if errors == 0 else output.splitlines()[:60]
-    return {"errors": errors, "products": int(ran[1]) if ran else 0, "output": lines}
+    products = re.search(r"^(\d+) products$", output, re.MULTILINE)
+    errors = int(summary[1] or summary[2]) if summary and products and ran.returncode == 0 else -1
+    lines = output.splitlines()
+    shown = [] if errors == 0 else lines[-20:] if ran.returncode == -signal.SIGKILL else lines[:60]
+    return {"errors": errors, "products": int(products[1]) if products else 0, "output": shown}
 
 
 def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str, Any, str, dict[str, int]]]:
@@ -133,6 +151,7 @@ def products(kernels: tuple[str, ...] | list[str]) -> int:
     jax.config.update("jax_enable_x64", True)  # for simt's fp64
     count = 0
     for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
+        print(label, flush=True)
         try:
             product.check(product.run(kernel, **options), kernel)
         except AssertionError as error:
@@ -140,6 +159,7 @@ def products(kernels: tuple[str, ...] | list[str]) -> int:
             return 1
         count += 1
     for shape in SHAPES if "sm90" in kernels else ():
+        print(f"gated_gemm {shape}", flush=True)
         args = operands(np.random.default_rng(1), *shape, "bfloat16")
         try:
             check_result(np.asarray(jaxgemm.gated_gemm(*map(jnp.asarray, args), kernel="sm90")), args)

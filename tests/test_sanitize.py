@@ -15,14 +15,15 @@ import sanitize
 SCRIPT = Path(__file__).with_name("sanitize.py")
 
 
-def run(tmp_path, says, status=0):
+def run(tmp_path, says, status=0, *, takes=0, seconds=60):
     """The script with a tool that says this, and what it recorded."""
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nexit {status}\n")
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nsleep {takes}\nexit {status}\n")
     tool.chmod(0o755)
     record = tmp_path / "record.json"
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     command = [sys.executable, "-P", SCRIPT, "--tool", "memcheck", "--kernel", "sm90", "--output", record]
+    command += ["--seconds", str(seconds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.returncode, json.loads(record.read_text())["tools"]["memcheck"]
 
@@ -42,6 +43,12 @@ def test_what_a_tool_says_is_recorded(tmp_path, says, status, code, errors):
     got, result = run(tmp_path, says, status)
     assert (got, result["errors"]) == (code, errors)
     assert bool(result["output"]) == (errors != 0)
+
+
+def test_a_tool_that_takes_too_long_has_failed(tmp_path):
+    code, result = run(tmp_path, "one product\nanother", takes=100, seconds=1)
+    assert (code, result["errors"]) == (1, -1)
+    assert result["output"] == ["one product", "another"]
 
 
 def test_every_kernel_has_products():

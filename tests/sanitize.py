@@ -12,6 +12,7 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -21,8 +22,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def main() -> int:
     parser.add_argument("--tool", action="append", choices=TOOLS)
     parser.add_argument("--kernel", action="append", choices=KERNELS)
     parser.add_argument("--output", type=Path, default=RECORD, help="default tests/sanitizer_record.json")
-    parser.add_argument("--seconds", type=float, default=1800, help="at most, for a tool; default 1800")
+    parser.add_argument("--seconds", type=float, default=1800, help="at most, for the tools; default 1800")
     parser.add_argument("--products", action="store_true", help=argparse.SUPPRESS)  # what runs under the tools
     options = parser.parse_args()
     kernels = options.kernel or KERNELS
@@ -69,10 +70,16 @@ def main() -> int:
     sanitizer = next((place for place in places if place and Path(place).is_file()), None)
     if sanitizer is None:
         parser.error("compute-sanitizer is not on the PATH")
-    tools = options.tool or TOOLS
-    with ThreadPoolExecutor() as pool:  # each tool is a process, and mostly waits for the device
-        results = pool.map(lambda tool: sanitize(sanitizer, tool, kernels, options.seconds), tools)
-    found = dict(zip(tools, results, strict=True))
+    # Ended from outside, the script ends its tools too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        # Each tool is a process, and mostly waits for the device.
+        runs = {
+            tool: Run(stack, Path(folder) / tool, [sanitizer, "--tool", tool], kernels)
+            for tool in options.tool or TOOLS
+        }
+        deadline = time.monotonic() + options.seconds
+        found = {tool: run.result(deadline) for tool, run in runs.items()}
     record = {
         "kernels": list(kernels),
         "tools": found,
@@ -84,32 +91,50 @@ def main() -> int:
     return int(any(result["errors"] != 0 for result in found.values()))
 
 
-def sanitize(sanitizer: str, tool: str, kernels: tuple[str, ...] | list[str], seconds: float) -> dict[str, Any]:
-    """What one tool says: errors (-1 where the run itself failed or took too long), products, and of a failure the
-    first lines, or the last ones where it took too long: they name the product.
-    """
-    print(f"{tool}: products of {', '.join(kernels)}, some minutes", file=sys.stderr)
-    command = [sanitizer, "--tool", tool, "--kernel-regex", "kns=jaxgemm", "--print-limit", "5"]
-    child = [sys.executable, "-P", __file__, "--products", *(f"--kernel={name}" for name in kernels)]
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    with tempfile.TemporaryFile("w+") as file:
-        # A session of its own, so that all of it can be ended.
-        ran = subprocess.Popen(
-            [*command, *child], stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+class Run:
+    """The products under one tool: begun here, and a session of its own, so that all of it ends with the stack."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, output: Path, tool: list[str], kernels: tuple[str, ...] | list[str]
+    ) -> None:
+        print(f"{tool[-1]}: products of {', '.join(kernels)}, some minutes", file=sys.stderr)
+        command = [*tool, "--kernel-regex", "kns=jaxgemm", "--print-limit", "5"]
+        child = [sys.executable, "-P", __file__, "--products", *(f"--kernel={name}" for name in kernels)]
+        settings = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        self._output = output
+        with output.open("w") as file:
+            self._process = subprocess.Popen(
+                [*command, *child],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+        stack.callback(self.end)
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def result(self, deadline: float) -> dict[str, Any]:
+        """What the tool says: errors (-1 where the run itself failed or took too long), products, and of a failure the
+        first lines, or the last ones where it took too long: they name the product.
+        """
+        late = False
         try:
-            ran.wait(seconds)
+            self._process.wait(max(0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(ran.pid, signal.SIGKILL)
-            ran.wait()
-        file.seek(0)
-        output = file.read()
-    summary = _SUMMARY.search(output)
-    products = re.search(r"^(\d+) products$", output, re.MULTILINE)
-    errors = int(summary[1] or summary[2]) if summary and products and ran.returncode == 0 else -1
-    lines = output.splitlines()
-    shown = [] if errors == 0 else lines[-20:] if ran.returncode == -signal.SIGKILL else lines[:60]
-    return {"errors": errors, "products": int(products[1]) if products else 0, "output": shown}
+            late = True
+            self.end()
+        output = self._output.read_text()
+        summary = _SUMMARY.search(output)
+        products = re.search(r"^(\d+) products$", output, re.MULTILINE)
+        errors = int(summary[1] or summary[2]) if summary and products and self._process.returncode == 0 else -1
+        lines = output.splitlines()
+        shown = [] if errors == 0 else lines[-20:] if late else lines[:60]
+        return {"errors": errors, "products": int(products[1]) if products else 0, "output": shown}
 
 
 def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str, Any, str, dict[str, int]]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,22 @@ def test_a_tool_that_takes_too_long_has_failed(tmp_path):
     code, result = run(tmp_path, "one product\nanother", takes=100, seconds=1)
     assert (code, result["errors"]) == (1, -1)
     assert result["output"] == ["one product", "another"]
+
+
+def test_a_script_that_is_ended_ends_its_tools(tmp_path):
+    tool, begun = tmp_path / "compute-sanitizer", tmp_path / "pid"
+    tool.write_text(f"#!/bin/sh\necho $$ > {begun}.part\nmv {begun}.part {begun}\nexec sleep 100\n")
+    tool.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-P", SCRIPT, "--tool", "memcheck", "--output", tmp_path / "record.json"]
+    script = subprocess.Popen(command, env=environment)
+    while not begun.exists():
+        assert script.poll() is None
+        time.sleep(0.05)
+    script.terminate()
+    assert script.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 def test_every_kernel_has_products():

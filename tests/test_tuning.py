@@ -50,49 +50,32 @@ def test_auto_on_hopper(dtype, precision, chosen, shape):
     assert dtype in choice.why
 
 
-@cuda
-@pytest.mark.parametrize(
-    "given",
-    [
-        problem(m=160, n=160, k=24000),
-        problem(m=4096, n=4096, k=4096, epilogue=Epilogue(activation="gelu")),
-        problem(m=4, n=8192, k=8200),
-        problem(m=1000, n=800, k=4200),
-    ],
-    ids=["long sums", "an activation", "padded sums for few rows", "padded sums"],
-)
-def test_auto_where_xla_runs_several_kernels(given):
-    assert select.select(given, HOPPER).kernel.name == "sm90"
+GELU = Epilogue(activation="gelu")
 
 
 @cuda
 @pytest.mark.parametrize(
-    "given",
+    ("chosen", "given"),
     [
-        problem(m=300, n=101, k=300),
-        problem(m=96, n=200, k=128),
-        problem(m=12, n=136, k=480),
-        problem(m=178, n=23, k=540),
+        # Where XLA runs several kernels.
+        pytest.param("sm90", problem(m=160, n=160, k=24000), id="long sums"),
+        pytest.param("sm90", problem(m=4096, n=4096, k=4096, epilogue=GELU), id="an activation"),
+        pytest.param("sm90", problem(m=4, n=8192, k=8200), id="padded sums for few rows"),
+        pytest.param("sm90", problem(m=1000, n=800, k=4200), id="padded sums"),
+        # Where ours are as good.
+        pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),
+        pytest.param("sm90", replace(problem(m=320, n=320, k=96), batch=(1, 8)), id="a small batch"),
+        pytest.param("sm90", problem(m=9, n=2304, k=1024), id="few rows of a small product"),
+        pytest.param("sm90", problem(m=85, n=1535, k=3553), id="long unaligned sums"),
+        # Small products.
+        pytest.param("direct", problem(m=300, n=101, k=300), id="unaligned"),
+        pytest.param("direct", problem(m=96, n=200, k=128), id="one of the smallest"),
+        pytest.param("direct", problem(m=12, n=136, k=480), id="few rows"),
+        pytest.param("direct", problem(m=178, n=23, k=540), id="few columns, unaligned"),
     ],
-    ids=["unaligned", "one of the smallest", "few rows", "few columns, unaligned"],
 )
-def test_auto_on_small_products(given):
-    assert select.select(given, HOPPER).kernel.name == "direct"
-
-
-@cuda
-@pytest.mark.parametrize(
-    "given",
-    [
-        problem(m=60000, n=64, k=64),
-        replace(problem(m=320, n=320, k=96), batch=(1, 8)),
-        problem(m=9, n=2304, k=1024),
-        problem(m=85, n=1535, k=3553),
-    ],
-    ids=["long", "a small batch", "few rows of a small product", "long unaligned sums"],
-)
-def test_auto_where_ours_are_as_good(given):
-    assert select.select(given, HOPPER).kernel.name == "sm90"
+def test_what_auto_takes(chosen, given):
+    assert select.select(given, HOPPER).kernel.name == chosen
 
 
 @pytest.mark.parametrize(

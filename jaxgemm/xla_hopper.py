@@ -43,8 +43,8 @@ _SMALL = {2: 23.0, 4: 300.0}
 #: The smallest 16-bit products, in microseconds, and one step along k: of shorter sums, and in the smallest products of
 #: such sums, XLA's kernel is faster.
 _SMALLEST, _ONE_STEP = 3.4, 64
-#: Microseconds between which ours are faster for 16-bit batches, and the shortest sums.
-_SMALL_BATCH, _BATCH_SUMS = (2.6, 17.0), 96
+#: Microseconds below which ours are faster for 16-bit batches, and the shortest sums.
+_SMALL_BATCH, _BATCH_SUMS = 17.0, 80
 
 
 def better_left(problem: Problem, expected: float) -> str:
@@ -79,7 +79,7 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     side, long = sorted((problem.m, problem.n))
     padded = k % _WHOLE != 0
     if problem.batch != (1, 1):
-        return "" if _SMALL_BATCH[0] <= expected < _SMALL_BATCH[1] and k >= _BATCH_SUMS else _NO_BATCH
+        return "" if expected < _SMALL_BATCH and k >= _BATCH_SUMS else _NO_BATCH
     if side < _SHORT[0]:
         split = k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW)
         return "" if split or (k >= _SPLIT_SMALLEST and expected < _SMALLEST_FEW) else _NO_PADDING

@@ -18,9 +18,11 @@ from jaxgemm.select import candidates, check
 
 ROW = find_kernel("direct")
 OPTIONS = list(itertools.product(*(values[1:] for values in ROW.options.values())))
-#: Chunks of k that are whole, cut, fewer than warps, and more than a warp has in flight; rows of every alignment.
+#: Chunks of k that are whole, cut, fewer than warps, and more than a warp has on their way; rows of every alignment.
 SHAPES = ((16, 32, 32), (40, 72, 64), (33, 65, 31), (17, 31, 257), (100, 57, 192), (96, 250, 160), (64, 40, 1000))
 SHAPES += ((5, 9, 3), (31, 33, 1029), (130, 8, 520))
+#: More blocks than run at a time, whose warps have fewer chunks on their way.
+MANY = ((600, 264, 328), (600, 259, 331))
 
 
 def options(tile, warps):
@@ -32,7 +34,7 @@ def options(tile, warps):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tiles_and_warps(tile, warps, layout, rng):
     for types in ROW.types:
-        products = [Product.random(rng, shape, types, layout) for shape in SHAPES]
+        products = [Product.random(rng, shape, types, layout) for shape in SHAPES + MANY]
         check_all(products, "direct", **options(tile, warps))
 
 
@@ -75,7 +77,7 @@ def test_limits_and_candidates():
     view = plan((64, 96), (96, 72), (((1,), (0,)), ((), ())))
     problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ROW.types[0][:3], Epilogue())
     assert check(ROW, (0, 0), problem, H200)[0] == ""
-    assert "2^21" in check(ROW, (0, 0), replace(problem, m=1 << 21), H200)[0]
+    assert "65535 rows of tiles" in check(ROW, (0, 0), replace(problem, m=1 << 21), H200)[0]
     assert "2^16" in check(ROW, (0, 0), replace(problem, batch=(1, 1 << 16)), H200)[0]
     assert "2^31" in check(ROW, (0, 0), replace(problem, m=1 << 20, batch=(1, 1 << 12)), H200)[0]
     every = candidates(ROW, (0, 0), problem, H200)
@@ -91,7 +93,7 @@ def test_more_rows_of_tiles_than_a_grid_counts():
     m = 16 * 65535 + 1
     a = jnp.ones((m, 8), jnp.bfloat16).at[-1].set(2)
     product = Product(np.asarray(a), np.ones((8, 8), a.dtype), out="bfloat16")
-    with pytest.raises(UnsupportedError, match="no tile configuration matches the options"):
+    with pytest.raises(UnsupportedError, match="65535 rows of tiles"):
         product.run("direct", tile=1)
     d = np.asarray(product.run("direct"), np.float32)
     assert (d[:-1] == 8).all()

@@ -65,12 +65,13 @@ GELU = Epilogue(activation="gelu")
         # Where ours are as good.
         pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),
         pytest.param("sm90", replace(problem(m=320, n=320, k=96), batch=(1, 8)), id="a small batch"),
-        pytest.param("sm90", problem(m=9, n=2304, k=1024), id="few rows of a small product"),
         pytest.param("sm90", problem(m=85, n=1535, k=3553), id="long unaligned sums"),
         # Small products.
         pytest.param("direct", problem(m=300, n=101, k=300), id="unaligned"),
         pytest.param("direct", problem(m=96, n=200, k=128), id="one of the smallest"),
         pytest.param("direct", problem(m=12, n=136, k=480), id="few rows"),
+        pytest.param("direct", problem(m=9, n=2304, k=1024), id="few rows of long sums"),
+        pytest.param("direct", replace(problem(m=24, n=64, k=216), batch=(1, 4)), id="one of the smallest batches"),
         pytest.param("direct", problem(m=178, n=23, k=540), id="few columns, unaligned"),
     ],
 )
@@ -87,7 +88,7 @@ def test_what_auto_takes(chosen, given):
         (problem(m=64, n=32001, k=2048), HOPPER, None, "XLA's should take"),
         (problem(m=96, n=256, k=64), HOPPER, None, "the smallest products"),
         (problem(m=4000, n=4000, k=24), HOPPER, None, "the shortest sums"),
-        (problem(m=300, n=101, k=448), HOPPER, None, "XLA's should take"),
+        (problem(m=300, n=101, k=704), HOPPER, None, "XLA's should take"),
         (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
         (problem(m=4, n=8192, k=8192), HOPPER, None, "needs no padding"),
         (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),

@@ -55,15 +55,10 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// All threads of the cluster meet, in two halves, for what can be done in between. Relaxed: orders nothing
-// but the meeting, and barriers initialised before it with mbarrier_init_fence.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+// All threads of the cluster meet. Relaxed: orders nothing but the meeting, and barriers initialised before
+// it with mbarrier_init_fence.
 __device__ __forceinline__ void cluster_meet() {
-  cluster_arrive();
-  cluster_wait();
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
 // The address of `address` in the shared memory of another block of the cluster.

@@ -1,4 +1,4 @@
-// Realigning 16-byte vectors of 16-bit elements in registers.
+// Realigning and cutting 16-byte vectors in registers.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,22 @@ __device__ __forceinline__ uint4 shift_vector(uint4 lo, uint4 hi, uint32_t shift
   const uint32_t bits = shift % 4 * 8;
   return make_uint4(__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits),
                     __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
+}
+
+// The first `count` elements, zero behind them.
+template <typename T>
+__device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
+  uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      if (i >= count) w[i] = 0;
+    } else {
+      if (2 * i >= count) w[i] = 0;
+      if (2 * i + 1 == count) w[i] &= 0xffff;
+    }
+  }
+  return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 }  // namespace jaxgemm::cuda

@@ -19,22 +19,55 @@ struct TileConfig {
   // Rows of A that lie along m are loaded 32 at a time.
   constexpr bool fits(Major major_a) const { return major_a == Major::kK || m % 32 == 0; }
   constexpr int groups() const { return m * n / 128; }  // of four neighbouring results of a row, a lane
-  // Blocks of the most warps that a multiprocessor has registers for: two of the larger tile where loads are
-  // neither realigned nor alike for both operands.
-  constexpr int blocks(Major major_a, Major major_b, bool aligned) const {
-    return m < 32 || (aligned && major_a != major_b) ? 2 : 1;
-  }
 };
 
 // By the value of the option `tile`, less one.
 constexpr TileConfig kTiles[] = {{16, 32}, {32, 32}};
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
-constexpr int kModelSms = 132;  // multiprocessors of the chip that the cost model was fitted on
+constexpr int kChunk = 32;    // of k, that a warp loads at a time
+constexpr int kMaxDepth = 4;  // chunks of a warp on their way
 
-constexpr int kPitch = 36;  // of a tile's rows in shared memory
+// How a warp goes through its chunks. `depth` of them are on their way at a time; where it has no more than
+// that there is no loop, which spares the instructions of the next loads and the registers of their
+// addresses.
+struct Flow {
+  int depth = 1;
+  bool loops = false;
 
-constexpr int kChunk = 32;  // of k, that a warp loads at a time
+  constexpr bool operator==(const Flow&) const = default;
+  // Registers of a lane for chunks on their way; vectors of any alignment lie in two each.
+  constexpr int registers(const TileConfig& t, bool aligned) const {
+    return depth * (t.m + t.n) / (aligned ? 2 : 1);
+  }
+  // Blocks of the most warps that a multiprocessor has registers for.
+  constexpr int blocks(const TileConfig& t, bool aligned, Major major_a, Major major_b) const {
+    if (registers(t, aligned) >= 96) return 1;
+    return !loops || t.m < 32 || (aligned && major_a != major_b) ? 2 : 1;
+  }
+};
+
+// In one wave of blocks warps have registers for many chunks on their way. In more it is other blocks that
+// are busy while one waits.
+constexpr Flow loop(const TileConfig& t, bool aligned, bool one_wave) {
+  if (!aligned) return {one_wave ? 2 : 1, true};
+  return {one_wave ? (t.m < 32 ? 4 : 3) : 2, true};
+}
+
+// For `steps` chunks of a warp, which is what the first has. Compiled are those that this can give.
+constexpr Flow flow_of(const TileConfig& t, bool aligned, bool one_wave, int64_t steps) {
+  if (steps <= 2) return {steps <= 1 ? 1 : 2, false};
+  if (steps <= 4 && aligned && one_wave) return {4, false};
+  return loop(t, aligned, one_wave);
+}
+constexpr bool compiled(const TileConfig& t, bool aligned, Flow flow) {
+  for (const bool one_wave : {false, true}) {
+    for (int steps = 1; steps <= 5; ++steps) {
+      if (flow == flow_of(t, aligned, one_wave, steps)) return true;
+    }
+  }
+  return false;
+}
 
 // Blocks along the second and third extent of a grid: rows of tiles, and the batch.
 constexpr int64_t kMaxBlocks = 65535;
@@ -50,19 +83,18 @@ struct Config {
   int warps = 1;  // of a block, each with its own chunks of K
 };
 
-inline Major major_a(const GemmProblem& p) { return p.a.transposed ? Major::kMN : Major::kK; }
-inline Major major_b(const GemmProblem& p) { return p.b.transposed ? Major::kK : Major::kMN; }
-
 // Whether both operands are made of 16-byte vectors, if they begin with one.
 bool made_of_vectors(const GemmProblem& p);
+
+// How warps go through K, with the tile and the alignment that there are.
+Flow flow_of(const GemmProblem& p, const Config& config, bool aligned, int sm_count);
 
 struct RankedConfig {
   Config config;
   double microseconds;  // by the model in plan.cc
 };
 
-// The configurations that can run a problem, the cheapest first, with the options that it fixes kept. Empty
-// when nothing matches.
+// The configurations that can run a problem, the cheapest first, with the options that it fixes kept.
 std::vector<RankedConfig> rank_configs(const GemmProblem& problem, int sm_count);
 
 }  // namespace jaxgemm::cuda::direct

@@ -2,14 +2,13 @@
 #include <algorithm>
 
 #include "../../arithmetic.h"
+#include "../planning.h"
 #include "direct.h"
 #include "launch.h"
 
 namespace jaxgemm::cuda {
 namespace direct {
 namespace {
-
-bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 template <typename In>
 Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch& launch) {
@@ -30,12 +29,8 @@ Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch&
                           .batch_inner = Divisor(static_cast<uint32_t>(std::max<int64_t>(p.batch[1], 1))),
                           .batch_stride_a = {p.a.batch_stride[0], p.a.batch_stride[1]},
                           .batch_stride_b = {p.b.batch_stride[0], p.b.batch_stride[1]}};
-  if (major_a(p) == Major::kK) {
-    return major_b(p) == Major::kK ? launch_tiles<In, Major::kK, Major::kK>(params, launch)
-                                   : launch_tiles<In, Major::kK, Major::kMN>(params, launch);
-  }
-  return major_b(p) == Major::kK ? launch_tiles<In, Major::kMN, Major::kK>(params, launch)
-                                 : launch_tiles<In, Major::kMN, Major::kMN>(params, launch);
+  return with_majors(major_a(p), major_b(p),
+                     [&]<Major kA, Major kB>() { return launch_tiles<In, kA, kB>(params, launch); });
 }
 
 Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch& launch) {
@@ -54,10 +49,8 @@ std::string unsupported_direct(const GemmProblem& p) {
   }
   // A grid ends there.
   if (p.batch_count() > kMaxBlocks) return "the batch must be below 2^16";
-  if (ceil_div(p.m, kTiles[kFallback].m) > kMaxBlocks) return "m must be below 2^21";
-  if (!p.output_empty() && rank_configs(p, kModelSms).empty()) {
-    return "no tile configuration matches the options; see ffi/cuda/direct/configs.h for those compiled";
-  }
+  const TileConfig& tallest = kTiles[fixed(p, kTile) ? fixed(p, kTile) - 1 : kFallback];
+  if (ceil_div(p.m, tallest.m) > kMaxBlocks) return "m must not be above 65535 rows of tiles";
   return {};
 }
 
@@ -78,12 +71,13 @@ Status prepare_direct(const GemmProblem& p, int) {
 
 Status launch_direct(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   if (p.output_empty()) return {};
-  const std::vector<RankedConfig> ranked = rank_configs(p, kModelSms);
-  if (ranked.empty()) return {"internal error: kernel 'direct' has no configuration for this problem"};
   Launch launch;
-  launch.config = ranked.front().config;
-  launch.aligned = made_of_vectors(p) && aligned(buffers.a, 16) && aligned(buffers.b, 16);
+  const int64_t tile_option = fixed(p, kTile), warps = fixed(p, kWarps);
+  launch.config = tile_option && warps ? Config{static_cast<int>(tile_option) - 1, static_cast<int>(warps)}
+                                       : rank_configs(p, kModelSms).front().config;
   if (!kTiles[launch.config.tile].fits(major_a(p))) launch.config.tile = kFallback;
+  launch.aligned = made_of_vectors(p) && aligned(buffers.a, 16) && aligned(buffers.b, 16);
+  launch.flow = flow_of(p, launch.config, launch.aligned, kModelSms);
   const TileConfig& tile = kTiles[launch.config.tile];
   launch.blocks = dim3(static_cast<unsigned>(ceil_div(p.n, tile.n)),
                        static_cast<unsigned>(ceil_div(p.m, tile.m)), static_cast<unsigned>(p.batch_count()));

@@ -31,14 +31,6 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x) {
   return y;
 }
 
-// The first `count` elements, zero behind them.
-__device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
-  uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) w[i] = count > 2 * i + 1 ? w[i] : count == 2 * i + 1 ? w[i] & 0xffff : 0;
-  return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 // What a lane has loaded of a chunk; of lines of any alignment the vectors that its own lie in.
 template <int kVectors, bool kAligned>
 struct Loaded {
@@ -112,7 +104,7 @@ class Source {
         x = shift_vector(x, chunk.hi[i], static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from(i)) % 16));
         if constexpr (kAlongK) {
           const int left = cols_ + later * kChunk * stride_;
-          if (left < 8) x = keep_first(x, left);
+          if (left < 8) x = keep_first<uint16_t>(x, left);
         }
       }
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};

@@ -39,7 +39,7 @@ struct Params {
 // starts, so each has code of its own.
 enum class Finish { kPacked, kPlain, kFull };
 
-template <typename In_, Major kA_, Major kB_, int kTileIndex, bool kAligned, Finish kFinish>
+template <typename In_, Major kA_, Major kB_, int kTileIndex, bool kAligned, Flow kFlow, Finish kFinish>
 struct Engine {
   static constexpr bool kPacked = kFinish == Finish::kPacked, kPlain = kFinish == Finish::kPlain;
   using In = In_;
@@ -49,8 +49,11 @@ struct Engine {
   static constexpr bool kPermutedRows = kA == Major::kMN;
   using A = Source<kA, kM, kAligned, kPermutedRows>;
   using B = Source<kB, kN, kAligned, true>;
-  static constexpr int kDepth = kAligned ? 2 : 1;  // chunks in flight, as registers allow
-  static constexpr int kBlocks = kPacked || kPlain ? kTile.blocks(kA, kB, kAligned) : 1;
+  static constexpr int kDepth = kFlow.depth;
+  static constexpr bool kLoops = kFlow.loops;
+  static constexpr int kBlocks =
+      kFinish == Finish::kFull && kLoops ? 1 : kFlow.blocks(kTile, kAligned, kA, kB);
+  static constexpr int kPitch = kN + 4;  // of a tile's rows in shared memory, to spread them over the banks
   using Sums = float[kM / 16][kN / 8][4];
 };
 
@@ -65,14 +68,15 @@ __device__ __forceinline__ void multiply(typename E::Sums& acc, typename E::A& a
     for (int j = 0; j < E::kN / 8; ++j) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.f;
   }
 #pragma unroll 1
-  for (; chunks > 0; chunks -= E::kDepth) {
+  do {
 #pragma unroll
     for (int at = 0; at < E::kDepth; ++at) {
-      if (at >= chunks) break;
+      if (E::kLoops && at >= chunks) break;
+      const int later = E::kLoops ? E::kDepth : E::kDepth - at;
       Fragments<E::kM> x;
       Fragments<E::kN> y;
-      a.take(chunk_a[at], E::kDepth, x);
-      b.take(chunk_b[at], E::kDepth, y);
+      a.take(chunk_a[at], later, x);
+      b.take(chunk_b[at], later, y);
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
 #pragma unroll
@@ -85,10 +89,13 @@ __device__ __forceinline__ void multiply(typename E::Sums& acc, typename E::A& a
           }
         }
       }
-      a.load(chunk_a[at]);
-      b.load(chunk_b[at]);
+      if constexpr (E::kLoops) {
+        a.load(chunk_a[at]);
+        b.load(chunk_b[at]);
+      }
     }
-  }
+    chunks -= E::kDepth;
+  } while (E::kLoops && chunks > 0);
 }
 
 // A lane's sums: `group` i is four neighbours of a row, the first or the last of eight.
@@ -165,13 +172,12 @@ class PackedResults {
   int64_t index_;
 };
 
-// Any other results: the tile's rows meet in shared memory, padded to spread them over the banks, and
-// neighbours are stored together whatever their alignment.
+// Any other results: the tile's rows meet in shared memory, and neighbours are stored together whatever their
+// alignment.
 template <typename E>
 class Rows {
   using In = typename E::In;
-  static constexpr int kEach = E::kM * kPitch;
-  static_assert(kPitch == E::kN + 4);
+  static constexpr int kPitch = E::kPitch, kEach = E::kM * kPitch;
 
  public:
   __device__ __forceinline__ Rows(const Params<In>& p, int batch, int row, int col)

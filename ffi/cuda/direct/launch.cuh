@@ -9,7 +9,7 @@ namespace jaxgemm::cuda::direct {
 
 template <typename E>
 Status launch_engine(const Params<typename E::In>& params, const Launch& launch) {
-  constexpr int kWarpBytes = E::kM * kPitch * static_cast<int>(sizeof(float));
+  constexpr int kWarpBytes = E::kM * E::kPitch * static_cast<int>(sizeof(float));
   if (launch.prepare) {
     const cudaError_t error =
         cudaFuncSetAttribute(direct<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxWarps * kWarpBytes);
@@ -24,26 +24,30 @@ Status launch_engine(const Params<typename E::In>& params, const Launch& launch)
 template <typename In, Major kA, Major kB>
 Status launch_tiles(const Params<In>& params, const Launch& launch) {
   Status status;
-  const auto run = [&]<int kTile, bool kAligned, Finish kFinish>() {
-    if constexpr (kTiles[kTile].fits(kA)) {
+  const auto run = [&]<int kTile, bool kAligned, Flow kFlow, Finish kFinish>() {
+    if constexpr (kTiles[kTile].fits(kA) && compiled(kTiles[kTile], kAligned, kFlow)) {
       // Alignment depends on the operands' addresses, which are not known when preparing.
-      const bool asked =
-          kTile == launch.config.tile && kAligned == launch.aligned && kFinish == launch.finish;
+      const bool asked = kTile == launch.config.tile && kAligned == launch.aligned && kFlow == launch.flow &&
+                         kFinish == launch.finish;
       if (status.ok() && (asked || launch.prepare))
-        status = launch_engine<Engine<In, kA, kB, kTile, kAligned, kFinish>>(params, launch);
+        status = launch_engine<Engine<In, kA, kB, kTile, kAligned, kFlow, kFinish>>(params, launch);
     }
   };
-  const auto tiles = [&]<bool kAligned, Finish kFinish>() {
-    [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
-      (run.template operator()<kTile, kAligned, kFinish>(), ...);
-    }(std::make_integer_sequence<int, kTileCount>{});
+  const auto finishes = [&]<int kTile, bool kAligned, Flow kFlow>() {
+    run.template operator()<kTile, kAligned, kFlow, Finish::kPacked>();
+    run.template operator()<kTile, kAligned, kFlow, Finish::kPlain>();
+    run.template operator()<kTile, kAligned, kFlow, Finish::kFull>();
   };
-  tiles.template operator()<true, Finish::kPacked>();
-  tiles.template operator()<true, Finish::kPlain>();
-  tiles.template operator()<true, Finish::kFull>();
-  tiles.template operator()<false, Finish::kPacked>();
-  tiles.template operator()<false, Finish::kPlain>();
-  tiles.template operator()<false, Finish::kFull>();
+  const auto flows = [&]<int kTile, bool kAligned>() {
+    [&]<int... kDepth>(std::integer_sequence<int, kDepth...>) {
+      (finishes.template operator()<kTile, kAligned, Flow{kDepth + 1, false}>(), ...);
+      (finishes.template operator()<kTile, kAligned, Flow{kDepth + 1, true}>(), ...);
+    }(std::make_integer_sequence<int, kMaxDepth>{});
+  };
+  [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
+    (flows.template operator()<kTile, true>(), ...);
+    (flows.template operator()<kTile, false>(), ...);
+  }(std::make_integer_sequence<int, kTileCount>{});
   return status;
 }
 

@@ -11,6 +11,7 @@ struct Launch {
   bool aligned = true;
   Finish finish = Finish::kFull;
   Config config;
+  Flow flow;
   dim3 blocks;
   CUstream_st* stream = nullptr;
 };

@@ -5,16 +5,15 @@
 #include <algorithm>
 #include <bit>
 
+#include "../planning.h"
 #include "kernel.cuh"
 #include "launch.h"
 
 namespace jaxgemm::cuda::gemv {
 
 // Whether every one of the operand's lines, in every product, starts with an aligned 16-byte vector.
-inline bool lines_aligned(const Matrix& x, const void* data, int64_t lines) {
-  const int64_t wide = 16 / static_cast<int64_t>(dtype_bytes(x.dtype));
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (lines == 1 || x.ld % wide == 0) &&
-         x.batch_stride[0] % wide == 0 && x.batch_stride[1] % wide == 0;
+inline bool starts_aligned(const Matrix& x, const void* data, int64_t lines) {
+  return aligned(data, 16) && lines_aligned(x, lines);
 }
 
 template <typename T, bool kAlongK, bool kAligned, int kVectors>
@@ -43,7 +42,7 @@ Status launch_kernel(const GemmProblem& p, const GemmBuffers& b, const Plan& pla
       .warps_k = plan.warps_k,
       .splits = plan.splits,
       .tile_shift = std::countr_zero(static_cast<unsigned>(plan.tile_length)),
-      .vector_wide = contiguous && lines_aligned(vector, plan.swapped ? b.b : b.a, std::min(p.m, p.n)),
+      .vector_wide = contiguous && starts_aligned(vector, plan.swapped ? b.b : b.a, std::min(p.m, p.n)),
       .swapped = plan.swapped,
       .epilogue = Epilogue<T>(p, b)};
   cudaLaunchAttribute attribute;
@@ -66,13 +65,13 @@ Status launch_kernel(const GemmProblem& p, const GemmBuffers& b, const Plan& pla
 template <typename T, int kVectors>
 Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, CUstream_st* stream) {
   const int64_t lines = plan.along_k ? plan.length : p.k;
-  const bool aligned = plan.swapped ? lines_aligned(p.a, b.a, lines) : lines_aligned(p.b, b.b, lines);
+  const bool wide = plan.swapped ? starts_aligned(p.a, b.a, lines) : starts_aligned(p.b, b.b, lines);
   if (plan.along_k) {
-    return aligned ? launch_kernel<T, true, true, kVectors>(p, b, plan, stream)
-                   : launch_kernel<T, true, false, kVectors>(p, b, plan, stream);
+    return wide ? launch_kernel<T, true, true, kVectors>(p, b, plan, stream)
+                : launch_kernel<T, true, false, kVectors>(p, b, plan, stream);
   }
-  return aligned ? launch_kernel<T, false, true, kVectors>(p, b, plan, stream)
-                 : launch_kernel<T, false, false, kVectors>(p, b, plan, stream);
+  return wide ? launch_kernel<T, false, true, kVectors>(p, b, plan, stream)
+              : launch_kernel<T, false, false, kVectors>(p, b, plan, stream);
 }
 
 }  // namespace jaxgemm::cuda::gemv

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "../../arithmetic.h"
+#include "../planning.h"
 
 namespace jaxgemm::cuda::gemv {
 namespace {
@@ -18,10 +19,6 @@ constexpr double kPairs = 1.0;     // blocks in clusters of two wait for each ot
 constexpr double kClusters = 2.0;  // and larger ones longer
 constexpr double kRound = 2.5;     // of blocks that have hardly a byte to read
 constexpr double kRoundStart = 0.15;
-
-int64_t fixed(const GemmProblem& p, Option option) {
-  return option < static_cast<int>(p.config.size()) ? p.config[option] : 0;
-}
 
 void cut(const GemmProblem& p, Plan& plan) {
   const int length = warp_length(plan.along_k, static_cast<int>(dtype_bytes(p.a.dtype)));

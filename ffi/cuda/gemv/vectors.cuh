@@ -43,22 +43,6 @@ __device__ __forceinline__ uint4 realign(uint4 x, uint4 next, bool last, uint32_
   return shift_vector(x, last ? next : hi, shift);
 }
 
-// The first `count` elements, zero behind them.
-template <typename T>
-__device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
-  uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      if (i >= count) w[i] = 0;
-    } else {
-      if (2 * i >= count) w[i] = 0;
-      if (2 * i + 1 == count) w[i] &= 0xffff;
-    }
-  }
-  return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 __device__ __forceinline__ uint32_t bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ uint32_t bits(__half x) { return __half_as_ushort(x); }
 __device__ __forceinline__ uint32_t bits(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }

@@ -3,14 +3,10 @@
 // depend on the device.
 #pragma once
 
-#include "../../kernel.h"
+#include "../planning.h"
 #include "configs.h"
 
 namespace jaxgemm::cuda::sm80 {
-
-// The model's machine. Chips differ in number and speed of multiprocessors; what matters for the choice is
-// the ratio of work to fixed costs, which differs less.
-constexpr int kModelSms = 132;
 
 // One operand as rows of `inner` contiguous elements, `outer` of them in each product.
 struct PlannedOperand {

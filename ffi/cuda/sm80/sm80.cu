@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "../../arithmetic.h"
+#include "../chip.h"
 #include "../sm90/repack.cuh"
 #include "launch.h"
 #include "plan.h"
@@ -12,11 +13,6 @@
 namespace jaxgemm::cuda {
 namespace sm80 {
 namespace {
-
-bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
-
-Major major_a(const GemmProblem& p) { return p.a.transposed ? Major::kMN : Major::kK; }
-Major major_b(const GemmProblem& p) { return p.b.transposed ? Major::kK : Major::kMN; }
 
 // With a base of any alignment. Copies of single elements need no more than the type's.
 int base_width(const PlannedOperand& x, const void* data) {
@@ -61,7 +57,7 @@ Output output_of(const GemmProblem& p, const GemmBuffers& buffers) {
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;
   out.f32 = p.d == DType::kF32;
-  const size_t group = 4 * dtype_bytes(p.d);
+  const int64_t group = 4 * static_cast<int64_t>(dtype_bytes(p.d));
   out.vec = p.n % 4 == 0 && aligned(out.d, group) && aligned(out.c, group) && aligned(out.bias, group);
   if (!out.c && !out.bias && out.activation == Activation::kNone) {
     if (out.f32 && out.vec) out.store = Store::kDirect;
@@ -72,23 +68,13 @@ Output output_of(const GemmProblem& p, const GemmBuffers& buffers) {
 
 template <typename In>
 Status launch_majors(const GemmProblem& p, const Params& params, const Launch& launch) {
-  if (major_a(p) == Major::kK) {
-    return major_b(p) == Major::kK ? launch_tiles<In, Major::kK, Major::kK>(params, launch)
-                                   : launch_tiles<In, Major::kK, Major::kMN>(params, launch);
-  }
-  return major_b(p) == Major::kK ? launch_tiles<In, Major::kMN, Major::kK>(params, launch)
-                                 : launch_tiles<In, Major::kMN, Major::kMN>(params, launch);
+  return with_majors(major_a(p), major_b(p),
+                     [&]<Major kA, Major kB>() { return launch_tiles<In, kA, kB>(params, launch); });
 }
 
 Status launch_in(const GemmProblem& p, const Params& params, const Launch& launch) {
   return p.a.dtype == DType::kBF16 ? launch_majors<__nv_bfloat16>(p, params, launch)
                                    : launch_majors<__half>(p, params, launch);
-}
-
-int multiprocessors(int device) {
-  int count = 0;
-  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess ? count
-                                                                                               : kModelSms;
 }
 
 }  // namespace

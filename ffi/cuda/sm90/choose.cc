@@ -19,6 +19,7 @@
 #include <set>
 
 #include "../../arithmetic.h"
+#include "../planning.h"
 #include "configs.h"
 
 namespace jaxgemm::cuda::sm90 {
@@ -44,11 +45,14 @@ constexpr double kTurn = 0.2172;            // of a ping-pong group, to take ove
 constexpr double kNarrowStrip = 0.4304;     // more of it for each halving of a strip's columns, about
 constexpr double kSwapped = 1.227;          // epilogue of a transposed tile,
 constexpr double kSwappedPartials = 3.081;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 0.1332;  // of rows that the copy engine cannot write, in strips of 64 columns
-constexpr double kUnaligned32 = 11.44;   // of 32
-constexpr double kUnaligned16 = 2.245;   // and of 16
-constexpr double kUnalignedSwapped = 0.86;  // times kSwapped
-constexpr double kStoresSwapped = 9.422;    // traffic of unaligned results that are columns, in small pieces
+constexpr double kUnaligned64 = 1.755;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 2.793;  // of 32
+constexpr double kUnaligned16 = 2.916;  // and of 16;
+constexpr double kUnalignedInTurn64 = 1.706;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 2.472;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 2.25;    // and in columns
+constexpr double kStoresUnaligned = 2.733;    // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 7.432;      // and that of those that are columns, in small pieces
 constexpr double kFinished[] = {1, 1.68, 2.16, 3.385};       // by Work, where it is hidden,
 constexpr double kFinishedInTurn[] = {1, 1.32, 1.73, 2.53};  // and where it is not
 constexpr double kNarrowBlock = 1.431;                       // loads in 64-byte lines
@@ -60,8 +64,9 @@ constexpr double kContention = 3.355;  // how well multiplying and loading overl
 constexpr double kStep = 0.0364;       // at least, of every step: a warpgroup's loop, and
 constexpr double kFloor = 2.999;       // how well it overlaps with what a step does
 constexpr double kOverlap = 2.366;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 5.933e6;    // bytes, read and written
-constexpr double kRepackFixed = 2.628;
+constexpr double kRepack = 5.16e6;     // bytes of a copied operand, read
+constexpr double kPadded = 1.739;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 2.34;
 
 // Of kMma, by row of kTiles.
 constexpr double kRates[kTileCount] = {1.00, 0.89, 0.97, 1.00, 1.00, 1.00, 1.00, 0.88, 1.00, 0.91, 0.60, 0.89,
@@ -82,11 +87,12 @@ double fed(const TileConfig& t, int tile_n) {
   return std::min(1.0, cycles / reads);
 }
 
-// Elements of this operand, rows x cols as op() sees it, that are copied first: rows that the copy engine
-// cannot address.
+// Bytes of this operand, rows x cols as op() sees it, that are copied first: rows that the copy engine cannot
+// address.
 double copied(const Matrix& x, int64_t rows, int64_t cols) {
-  const bool several = (x.transposed ? cols : rows) > 1;
-  return several && x.ld % 8 != 0 ? double(rows) * double(cols) : 0;
+  const int64_t lines = x.transposed ? cols : rows, length = x.transposed ? rows : cols;
+  if (lines <= 1 || x.ld % 8 == 0) return 0;
+  return 2 * double(lines) * (double(length) + kPadded * double(round_up(length, 64)));
 }
 
 // How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
@@ -109,9 +115,12 @@ Work work_of(const GemmProblem& p) {
                                                                                 : Work::kFull;
 }
 
-double unaligned_epilogue(const TileConfig& t, bool swap) {
-  if (swap) return kUnalignedSwapped;
+// How much longer an epilogue takes by the way that its results are stored.
+double storing(const GemmProblem& p, const TileConfig& t, bool swap) {
   const int columns = t.strip_columns();
+  if (p.n % 8 == 0) return (swap ? kSwapped : 1) * (1 + kNarrowStrip * (64.0 / columns - 1));
+  if (swap) return kSwapped * kUnalignedSwapped;
+  if (t.schedule != Schedule::kPingPong) return columns == 64 ? kUnalignedInTurn64 : kUnalignedInTurn;
   return columns == 64 ? kUnaligned64 : columns == 32 ? kUnaligned32 : kUnaligned16;
 }
 
@@ -166,10 +175,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   if (c.partials() > 1) {
     if (c.swap) epilogue *= kSwappedPartials;
   } else {
-    if (c.swap) epilogue *= kSwapped;
     epilogue *=
-        p.n % 8 != 0 ? unaligned_epilogue(t, c.swap) : 1 + kNarrowStrip * (64.0 / t.strip_columns() - 1);
-    epilogue *= (ping_pong ? kFinished : kFinishedInTurn)[static_cast<int>(work_of(p))];
+        storing(p, t, c.swap) * (ping_pong ? kFinished : kFinishedInTurn)[static_cast<int>(work_of(p))];
   }
   if (c.slices() > 1) epilogue += kGather + (c.slices() - 1) * results * 4 / kGathered;
   double busy = main_loop + waves * epilogue;
@@ -178,20 +185,16 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double batch = double(s.batch), depth = double(s.k);
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
-  // Rows of unaligned results cost more in their epilogue than in memory.
-  const double traffic = c.partials() > 1 ? 0.3 : p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : 0;
+  const double stores = p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : kStoresUnaligned;
+  const double traffic = c.partials() > 1 ? 0.3 : stores;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
   const double dram = (operands + result * traffic) / (kDram * pulling);
 
   double time = kLaunch + kCluster * (cluster > 1) + either(busy, dram, kOverlap);
   if (c.partials() > 1) time += kSplit + result / kPartials;
-  const double repacked = 4 * batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
+  const double repacked = batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;
   return time;
-}
-
-int64_t fixed(const GemmProblem& p, Option option) {
-  return option < static_cast<int>(p.config.size()) ? p.config[option] : 0;
 }
 
 constexpr int64_t kMaxSplit = 256;

@@ -25,7 +25,6 @@ class Gather {
                                              uint32_t slices, uint32_t slice) {
     const uint32_t offset = threadIdx.x % 128 * 16, lane = threadIdx.x % 32;
     float* const sum = acc.value[0];
-    cluster_wait();
     if (slice > 0) {
       const uint32_t to = map_to_rank(shared.x, 0) + (slice - 1) * kBytes + offset;
       const uint32_t barrier = map_to_rank(shared.gathered, 0);

@@ -66,8 +66,6 @@ __global__ void __launch_bounds__(E::kThreads, 1)
   const int warp = uniform_warp();
   const bool sliced = E::kSlices && p.schedule.slices > 1;
   const auto block_ready = [&] {
-    // Blocks that share no loads meet when they have multiplied.
-    if (sliced) cluster_arrive();
     __syncthreads();
     wait_for_previous_kernel();
   };
@@ -77,7 +75,7 @@ __global__ void __launch_bounds__(E::kThreads, 1)
     wait_for_previous_kernel();
   };
   const auto ready = [&] {
-    if (p.schedule.cluster_shift > 0 && !sliced)
+    if (p.schedule.cluster_shift > 0)
       cluster_ready();
     else
       block_ready();
@@ -122,7 +120,7 @@ __global__ void __launch_bounds__(E::kThreads, 1)
     } else if (p.schedule.one_wave) {
       produce<E, Walk::kOneWave>(p, shared, block_ready);
     } else if (p.schedule.cluster_shift == 0 || sliced) {
-      produce<E, Walk::kBlocks>(p, shared, block_ready);
+      produce<E, Walk::kBlocks>(p, shared, ready);
     } else if (p.schedule.cluster_m == 1) {
       produce<E, Walk::kShareX>(p, shared, cluster_ready);
     } else if (p.schedule.cluster_n == 1) {
@@ -131,11 +129,8 @@ __global__ void __launch_bounds__(E::kThreads, 1)
       produce<E, Walk::kShareBoth>(p, shared, cluster_ready);
     }
   }
-  if (sliced) {
-    if (warp / 4 != 1) cluster_wait();  // that one has, and nothing reaches a block that has stored
-  } else if (p.schedule.cluster_shift > 0) {
-    cluster_meet();  // the peer may still need this block's shared memory
-  }
+  // A peer may still need this block's shared memory. Nothing reaches a block that has stored a gathered sum.
+  if (p.schedule.cluster_shift > 0 && !sliced) cluster_meet();
 }
 
 }  // namespace jaxgemm::cuda::sm90

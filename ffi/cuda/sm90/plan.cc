@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include "../../arithmetic.h"
+#include "../planning.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {

@@ -10,9 +10,6 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// The model's machine. The grid follows the real one; results do not depend on either.
-constexpr int kModelSms = 132;
-
 // One operand seen as rows (of op(A), or columns of op(B)) times k.
 struct PlannedOperand {
   int64_t rows = 0, k = 0, ld = 0;

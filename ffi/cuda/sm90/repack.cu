@@ -38,15 +38,6 @@ __device__ __forceinline__ uint4 load_elements(const uint8_t* address, const uin
   return v;
 }
 
-__device__ __forceinline__ uint4 first_elements(uint4 v, int count) {
-  uint32_t* words = reinterpret_cast<uint32_t*>(&v);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = count >= 2 * i + 2 ? words[i] : count == 2 * i + 1 ? words[i] & 0xffff : 0;
-  }
-  return v;
-}
-
 template <int kVectors>
 __device__ __forceinline__ void repack_block(const RepackWork& work, uint32_t batch, uint32_t block) {
   const RepackOperand& x = work.x;
@@ -93,7 +84,7 @@ __device__ __forceinline__ void repack_block(const RepackWork& work, uint32_t ba
   for (int i = 0; i < kVectors; ++i) {
     if (at[i] < 0) continue;
     const uint4 v = shift_vector(lo[i], hi[i], shift[i]);
-    to[at[i]] = left[i] < 8 ? first_elements(v, left[i]) : v;
+    to[at[i]] = left[i] < 8 ? keep_first<uint16_t>(v, left[i]) : v;
   }
 }
 

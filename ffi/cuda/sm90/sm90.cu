@@ -6,6 +6,7 @@
 
 #include "../../arithmetic.h"
 #include "../../recall.h"
+#include "../chip.h"
 #include "launch.h"
 #include "plan.h"
 #include "reduce.cuh"
@@ -16,8 +17,6 @@
 namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
-
-bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 RepackOperand repack_of(const PlannedOperand& x, const Matrix& matrix, const void* from, void* workspace,
                         const GemmProblem& p) {
@@ -119,11 +118,8 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
 
 template <typename In, Finish kFinish>
 Status launch_majors(Major x, Major y, const Params& params, const Launch& launch) {
-  constexpr Major kK = Major::kK, kMN = Major::kMN;
-  if (x == kK && y == kK) return launch_tiles<In, kK, kK, kFinish>(params, launch);
-  if (x == kK) return launch_tiles<In, kK, kMN, kFinish>(params, launch);
-  if (y == kK) return launch_tiles<In, kMN, kK, kFinish>(params, launch);
-  return launch_tiles<In, kMN, kMN, kFinish>(params, launch);
+  return with_majors(x, y,
+                     [&]<Major kX, Major kY>() { return launch_tiles<In, kX, kY, kFinish>(params, launch); });
 }
 
 template <typename In>
@@ -159,12 +155,6 @@ Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstre
   return error == cudaSuccess ? Status{} : Status{std::string("kernel 'sm90': ") + cudaGetErrorString(error)};
 }
 
-int multiprocessors(int device) {
-  int count = 0;
-  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess ? count
-                                                                                               : kModelSms;
-}
-
 }  // namespace
 }  // namespace sm90
 
@@ -181,7 +171,7 @@ std::string unsupported_sm90(const GemmProblem& p) {
   if (p.gated) {
     if (p.batch_count() != 1) return "a gated product of kernel 'sm90' has no batch";
     if (p.a.transposed || p.b.transposed) return "a gated product of kernel 'sm90' takes row-major operands";
-    if (p.config.size() > kSplitK && p.config[kSplitK] > 1) {
+    if (fixed(p, kSplitK) > 1) {
       return "a gated product of kernel 'sm90' is not split along k";
     }
   }
@@ -278,7 +268,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.one_wave = units == resident && launch.cluster == 1;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
   s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
-                  s.slices == 1 && units <= kNarrowLastWaves * resident;
+                  config.slices() == 1 && units <= kNarrowLastWaves * resident;
   const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
   s.units = static_cast<uint32_t>(units);
   s.products = static_cast<uint32_t>(p.batch_count() * config.partials());

@@ -23,10 +23,12 @@ sys.path += [str(_HERE), str(_HERE.parent / "tests")]
 
 import chain  # noqa: E402
 import gated_layers  # noqa: E402
+import variants  # noqa: E402
 from chain import CHAINS  # noqa: E402
 from gated_layers import LAYERS  # noqa: E402
 from gpu_record import digest  # noqa: E402  # of the sources beside this script, taken to be those that were built
 from shapes import SUITES  # noqa: E402
+from variants import VARIED  # noqa: E402
 
 
 def write(file: Path, document: dict[str, Any]) -> None:
@@ -50,36 +52,37 @@ def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path
     return all(row.status != "error" for row in rows)
 
 
-def run_chain(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
-    """The same for a chain."""
-    rows = chain.measure(runner, CHAINS[name], kernels)
+def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
+    """The same for what has a module of its own."""
+    module, what, title, _ = _table(name)
+    rows = module.measure(runner, what, kernels)
     write(file, {**report.document(runner, []), **more, "rows": rows})
-    title = f"A chain of {CHAINS[name]}, precision HIGHEST"
-    report.print_table(title, chain.COLUMNS, [chain.cells(row) for row in rows])
+    report.print_table(title, module.COLUMNS, [module.cells(row) for row in rows])
     return not any(row["message"] for row in rows)
 
 
-def run_gated(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
-    """The same for gated pairs of products."""
-    rows = gated_layers.measure(runner, LAYERS[name], kernels)
-    write(file, {**report.document(runner, []), **more, "rows": rows})
-    title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
-    report.print_table(title, gated_layers.COLUMNS, [gated_layers.cells(row) for row in rows])
-    return not any(row["message"] for row in rows)
+def _table(name: str) -> tuple[Any, Any, str, Sequence[str]]:
+    """The module that measures this, what it is given, a title, and the kernels to be measured on a GPU."""
+    if name in CHAINS:
+        return chain, CHAINS[name], f"A chain of {CHAINS[name]}, precision HIGHEST", CHAINS[name].kernels
+    if name in LAYERS:
+        title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
+        return gated_layers, LAYERS[name], title, gated_layers.KERNELS
+    return variants, VARIED[name], "Variations of products, which take turns", variants.KERNELS
 
 
 def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> list[str]:
     if asked or runner.device.platform == "cpu":
         return list(asked or runner.default_kernels())
     known = {"auto", "xla", *(kernel.name for kernel in jaxgemm.kernels())}
-    kernels = gated_layers.KERNELS if suite in LAYERS else (SUITES.get(suite) or CHAINS[suite]).kernels
+    kernels = SUITES[suite].kernels if suite in SUITES else _table(suite)[3]
     return [name for name in kernels if name in known]
 
 
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS])
+    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *VARIED])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")
@@ -99,7 +102,7 @@ def main() -> int:
     for name in options.suites:
         kernels = _kernels(options.kernel, name, runner)
         more: dict[str, Any] = {"suite": name, "source_digest": sources}
-        run = run_gated if name in LAYERS else run_chain if name in CHAINS else run_suite
+        run = run_suite if name in SUITES else run_table
         try:
             fine &= run(name, runner, kernels, folder / f"{name}.json", more)
         except Exception:  # the next suite may still run

@@ -59,7 +59,7 @@ def measure(bench: Bench, products: Sequence[Varied], kernels: Sequence[str]) ->
 def _measure(bench: Bench, product: Varied, kernels: Sequence[str]) -> list[dict[str, Any]]:
     cases = product.cases
     smallest = min(case.operand_bytes for case in cases)
-    copies = min(16, 1 + 3 * cache_bytes(bench.limits) // smallest)
+    copies = min(32, 1 + 3 * cache_bytes(bench.limits) // smallest)
     operands = [make_inputs(case, copies, bench.seed + i) for i, case in enumerate(cases)]
     inputs = [sum(parts, ()) for parts in zip(*operands, strict=True)]
     programs: dict[tuple[int, str], timing.Program] = {}

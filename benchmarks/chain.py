@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from paths import forms
 
 import jaxgemm
 from jaxgemm import timing
@@ -131,8 +132,7 @@ def measure(bench: Bench, chain: Chain, kernels: Sequence[str]) -> list[dict[str
     """One row a kernel of ours and a path of XLA: wall and device time of the chain, also where its result is kept in
     one place, and compile times.
     """
-    products: dict[str, tuple[Product, dict[str, Any]]] = {f"jaxgemm {name}": (_ours(name), {}) for name in kernels}
-    products |= {f"XLA {path}": (_xla, options) for path, options in bench.xla_paths.items()}
+    products = forms(bench, kernels, _ours, _xla)
     inputs = chain.inputs(bench.seed)
     jax.jit(jnp.add).lower(inputs[0], inputs[0]).compile()  # what only a process's first compilation does
     programs: dict[str, timing.Program] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paths import forms, sets_of_operands
 
 import jaxgemm
 from jaxgemm import timing
-from jaxgemm.bench import Bench, cache_bytes
+from jaxgemm.bench import Bench
 
 SAMPLE = 16  # rows of the result that are compared with float64
 
@@ -72,17 +73,14 @@ def measure(bench: Bench, layers: Sequence[Layer], kernels: Sequence[str]) -> li
 
 
 def _measure(bench: Bench, layer: Layer, kernels: Sequence[str]) -> list[dict[str, Any]]:
-    forms: dict[str, tuple[Callable[..., jax.Array], dict[str, Any]]] = {
-        f"jaxgemm {name}": (partial(jaxgemm.gated_gemm, kernel=name), {}) for name in kernels
-    }
-    forms |= {f"XLA {path}": (_theirs, options) for path, options in bench.xla_paths.items()}
+    found = forms(bench, kernels, lambda name: partial(jaxgemm.gated_gemm, kernel=name), _theirs)
     moved = jnp.dtype(layer.dtype).itemsize * (layer.m * layer.k + 2 * layer.k * layer.n)
-    inputs = [layer.inputs(bench.seed + i) for i in range(min(32, 1 + 3 * cache_bytes(bench.limits) // moved))]
+    inputs = [layer.inputs(bench.seed + i) for i in range(sets_of_operands(bench, moved))]
     programs: dict[str, timing.Program] = {}
     rows: dict[str, dict[str, Any]] = {
-        name: {"problem": str(layer), "path": name, "ratio": None, "message": ""} for name in forms
+        name: {"problem": str(layer), "path": name, "ratio": None, "message": ""} for name in found
     }
-    for name, (function, options) in forms.items():
+    for name, (function, options) in found.items():
         try:
             program = jax.jit(function, compiler_options=options or None).lower(*inputs[0]).compile()
             rows[name]["error"] = _error(program(*inputs[0]), inputs[0])

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jaxgemm
 from jaxgemm import bench, report
@@ -52,30 +52,38 @@ def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path
     return all(row.status != "error" for row in rows)
 
 
-def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
-    """The same for what has a module of its own."""
-    module, what, title, _ = _table(name)
-    rows = module.measure(runner, what, kernels)
-    write(file, {**report.document(runner, []), **more, "rows": rows})
-    report.print_table(title, module.COLUMNS, [module.cells(row) for row in rows])
-    return not any(row["message"] for row in rows)
+class Table(NamedTuple):
+    """What has a module of its own, which measures it and makes cells of rows."""
+
+    module: Any
+    what: Any
+    title: str
+    kernels: Sequence[str]  # measured on a GPU unless others are asked for
 
 
-def _table(name: str) -> tuple[Any, Any, str, Sequence[str]]:
-    """The module that measures this, what it is given, a title, and the kernels to be measured on a GPU."""
+def _table(name: str) -> Table:
     if name in CHAINS:
-        return chain, CHAINS[name], f"A chain of {CHAINS[name]}, precision HIGHEST", CHAINS[name].kernels
+        return Table(chain, CHAINS[name], f"A chain of {CHAINS[name]}, precision HIGHEST", CHAINS[name].kernels)
     if name in LAYERS:
         title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
-        return gated_layers, LAYERS[name], title, gated_layers.KERNELS
-    return variants, VARIED[name], "Variations of products, which take turns", variants.KERNELS
+        return Table(gated_layers, LAYERS[name], title, gated_layers.KERNELS)
+    return Table(variants, VARIED[name], "Variations of products, which take turns", variants.KERNELS)
+
+
+def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
+    """The same for a table."""
+    table = _table(name)
+    rows = table.module.measure(runner, table.what, kernels)
+    write(file, {**report.document(runner, []), **more, "rows": rows})
+    report.print_table(table.title, table.module.COLUMNS, [table.module.cells(row) for row in rows])
+    return not any(row["message"] for row in rows)
 
 
 def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> list[str]:
     if asked or runner.device.platform == "cpu":
         return list(asked or runner.default_kernels())
     known = {"auto", "xla", *(kernel.name for kernel in jaxgemm.kernels())}
-    kernels = SUITES[suite].kernels if suite in SUITES else _table(suite)[3]
+    kernels = (SUITES.get(suite) or _table(suite)).kernels
     return [name for name in kernels if name in known]
 
 

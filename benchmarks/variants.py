@@ -6,94 +6,84 @@ alike, which the rows of a suite, measured one after the other, cannot promise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
+from paths import Function, forms, sets_of_operands
 
 from jaxgemm import timing
-from jaxgemm.bench import Bench, cache_bytes
+from jaxgemm.bench import Bench
 from jaxgemm.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
 
-
-@dataclass(frozen=True)
-class Varied:
-    """A product, and what is to be compared with it."""
-
-    plain: Case
-
-    @property
-    def cases(self) -> tuple[Case, ...]:
-        """The product itself comes first."""
-        layouts = (replace(self.plain, layout=layout) for layout in ("NT", "TN", "TT"))
-        other = replace(self.plain, dtype="float16")
-        return self.plain, *layouts, other, replace(self.plain, bias=True, activation="gelu")
-
-
-#: Square ones of three sizes, rows that are no vectors, and many and few rows of a model's layer.
+#: Square products of three sizes, rows that are no vectors, and many and few rows of a model's layer.
 VARIED = {
-    "variants": tuple(
-        Varied(Case(m, n, k, "bfloat16"))
-        for m, n, k in (
-            (1024, 1024, 1024),
-            (4096, 4096, 4096),
-            (8192, 8192, 8192),
-            (2047, 2049, 2051),
-            (2048, 8192, 8192),
-            (16, 8192, 8192),
-        )
+    "variants": (
+        *(Case(n, n, n, "bfloat16") for n in (1024, 4096, 8192)),
+        Case(2047, 2049, 2051, "bfloat16"),
+        *(Case(m, 8192, 8192, "bfloat16") for m in (2048, 16)),
     )
 }
 KERNELS = ("sm90",)
 
 
-def measure(bench: Bench, products: Sequence[Varied], kernels: Sequence[str]) -> list[dict[str, Any]]:
+def variations(plain: Case) -> tuple[Case, ...]:
+    """The product itself, and what is to be compared with it."""
+    layouts = (replace(plain, layout=layout) for layout in ("NT", "TN", "TT"))
+    return plain, *layouts, replace(plain, dtype="float16"), replace(plain, bias=True, activation="gelu")
+
+
+def measure(bench: Bench, products: Sequence[Case], kernels: Sequence[str]) -> list[dict[str, Any]]:
     """One row a variation and path, with its time over that of the product alone by the same path, and XLA's faster
     path's time over this one's.
     """
-    return [row for product in products for row in _measure(bench, product, kernels)]
+    return [row for product in products for row in _measure(bench, variations(product), kernels)]
 
 
-def _measure(bench: Bench, product: Varied, kernels: Sequence[str]) -> list[dict[str, Any]]:
-    cases = product.cases
-    smallest = min(case.operand_bytes for case in cases)
-    copies = min(32, 1 + 3 * cache_bytes(bench.limits) // smallest)
-    operands = [make_inputs(case, copies, bench.seed + i) for i, case in enumerate(cases)]
+def _measure(bench: Bench, cases: tuple[Case, ...], kernels: Sequence[str]) -> list[dict[str, Any]]:
+    sets = sets_of_operands(bench, min(case.operand_bytes for case in cases))
+    operands = [make_inputs(case, sets, bench.seed + i) for i, case in enumerate(cases)]
     inputs = [sum(parts, ()) for parts in zip(*operands, strict=True)]
-    programs: dict[tuple[int, str], timing.Program] = {}
-    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    programs: dict[str, timing.Program] = {}
+    rows: list[dict[str, Any]] = []
     first = 0
-    for i, case in enumerate(cases):
+    for case in cases:
         mine = slice(first, first := first + len(case.operands))
-        forms: dict[str, tuple[Callable[..., jax.Array], dict[str, Any]]] = {
-            f"jaxgemm {name}": (partial(case.ours, kernel=name), {}) for name in kernels
-        }
-        forms |= {f"XLA {path}": (case.xla, options) for path, options in bench.xla_paths.items()}
         sampled = sample_rows(case, bench.seed)
         reference = reference_rows(case, *inputs[0][mine], rows=sampled)
-        for path, (function, options) in forms.items():
+        for path, (function, options) in forms(bench, kernels, partial(_kernel, case), case.xla).items():
             row: dict[str, Any] = {"problem": str(case), "path": path, "over": None, "ratio": None, "message": ""}
-            rows[i, path] = row
+            rows.append(row)
             try:
                 program = jax.jit(partial(_of_some, function, mine), compiler_options=options or None)
                 compiled = program.lower(*inputs[0]).compile()
                 row["error"] = relative_error(take_rows(compiled(*inputs[0]), case, sampled), reference)
-                programs[i, path] = compiled
+                programs[_name(case, path)] = compiled
             except Exception as error:
                 row["message"] = f"{type(error).__name__}: {error}"
-    times = bench.times({f"{i} {path}": program for (i, path), program in programs.items()}, inputs)
-    took = {key: times["{} {}".format(*key)] for key in programs}
-    for (i, path), t in took.items():
-        theirs = min((x.us for (j, p), x in took.items() if j == i and p.startswith("XLA")), default=None)
-        rows[i, path] |= {"us": t.us, "launches": t.launches, "calls": t.calls}
-        rows[i, path]["ratio"] = theirs / t.us if theirs else None
-        rows[i, path]["over"] = t.us / took[0, path].us if (0, path) in took else None
-    return list(rows.values())
+    times = bench.times(programs, inputs)
+    for row in rows:
+        t, plain = (times.get(_name(problem, row["path"])) for problem in (row["problem"], cases[0]))
+        theirs = [times.get(_name(row["problem"], f"XLA {path}")) for path in bench.xla_paths]
+        fastest = min((x.us for x in theirs if x), default=None)
+        if t:
+            row |= {"us": t.us, "launches": t.launches, "calls": t.calls}
+            row["ratio"] = fastest / t.us if fastest else None
+            row["over"] = t.us / plain.us if plain else None
+    return rows
 
 
-def _of_some(function: Callable[..., jax.Array], which: slice, *args: jax.Array) -> jax.Array:
+def _name(problem: Case | str, path: str) -> str:
+    return f"{problem} by {path}"
+
+
+def _kernel(case: Case, name: str) -> Function:
+    return partial(case.ours, kernel=name)
+
+
+def _of_some(function: Function, which: slice, *args: jax.Array) -> jax.Array:
     return function(*args[which])
 
 

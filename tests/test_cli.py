@@ -361,7 +361,7 @@ def runner_script(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    for name in ("shapes", "chain", "gated_layers", "variants"):
+    for name in ("shapes", "chain", "gated_layers", "paths", "variants"):
         sys.modules.pop(name, None)
 
 
@@ -369,7 +369,7 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     short = runner_script.chain.Chain(3, 16, (16, 24), "float32", ())
     monkeypatch.setitem(runner_script.CHAINS, "chain", short)
     monkeypatch.setitem(runner_script.LAYERS, "gated", (runner_script.gated_layers.Layer(5, 24, 16, "float32"),))
-    varied = runner_script.variants.Varied(runner_script.variants.Case(5, 24, 16, "float32"))
+    varied = Case(5, 24, 16, "float32")
     monkeypatch.setitem(runner_script.VARIED, "variants", (varied,))
     monkeypatch.setattr(runner_script, "digest", lambda: "of the sources")
     monkeypatch.setattr(
@@ -388,7 +388,7 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     assert [row["path"] for row in gated] == ["jaxgemm auto", "jaxgemm host", "XLA default"]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-5 for row in gated)
     rows = json.loads((folder / "variants.json").read_text())["rows"]
-    assert [row["problem"] for row in rows[::3]] == [str(case) for case in varied.cases]
+    assert [row["problem"] for row in rows[::3]] == [str(case) for case in runner_script.variants.variations(varied)]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["over"] > 0 and row["error"] < 1e-3 for row in rows)
     assert [row["over"] for row in rows[:3]] == [1, 1, 1]
     out, _ = capsys.readouterr()

@@ -1,13 +1,14 @@
 // The typed FFI handlers, and the only file that sees XLA's headers: decode, check, launch.
 #include "handler.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "check.h"
 #include "cpu/parallel.h"
 #include "recall.h"
-#include "xla/ffi/api/ffi.h"
+#include "wire.h"
 
 #ifdef JAXGEMM_CUDA
   #include "cuda/device_info.h"
@@ -61,7 +62,8 @@ struct Attributes {
   bool has_bias;
 };
 
-ffi::Error read_attributes(const ffi::Dictionary& from, Attributes& attrs) {
+// Returns what is wrong.
+std::string read_attributes(const ffi::Dictionary& from, Attributes& attrs) {
   std::string wrong;
   size_t count = 0;
   const auto read = [&]<typename T>(std::string_view name, T& value) {
@@ -84,68 +86,99 @@ ffi::Error read_attributes(const ffi::Dictionary& from, Attributes& attrs) {
   read("has_bias", attrs.has_bias);
   if (wrong.empty() && from.size() != count)
     wrong = join("expected ", count, " attributes, got ", from.size());
-  return wrong.empty() ? ffi::Error::Success() : invalid(wrong);
+  return wrong;
 }
 
-struct Call {
+// What follows from everything in a call but its addresses, on one kind of device.
+struct Known {
+  std::string wrong;  // with the call, or empty
   GemmProblem problem;
-  GemmBuffers buffers;
-  size_t workspace_bytes = 0;
+  std::array<int64_t, kMaxOptions> config{};  // behind problem.config
   const KernelEntry* entry = nullptr;
-};
-
-// What follows from a call's attributes and the kind of device.
-struct Facts {
-  std::string refusal;       // why the kernel cannot run the problem, or empty
-  size_t workspace = 0;      // bytes that it needs
+  size_t workspace = 0;      // bytes that the kernel needs
   uint64_t prepared_on = 0;  // devices, a bit each
 };
 
-Facts& facts_of(const Call& call, int arch) {
-  static thread_local Recall<Facts> recall;
-  return recall(key_of(call.problem, reinterpret_cast<intptr_t>(call.entry), arch), [&] {
-    Facts facts{.refusal = unsupported_reason(*call.entry, call.problem, arch)};
-    if (facts.refusal.empty() && call.entry->workspace) facts.workspace = call.entry->workspace(call.problem);
-    return facts;
-  });
-}
+struct Call {
+  GemmProblem problem;
+  std::array<int64_t, kMaxOptions> config{};
+  GemmBuffers buffers;
+  const KernelEntry* entry = nullptr;
+  Known* known = nullptr;  // until the next call
+};
 
-int64_t elements(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buffer.element_count()); }
+// Where a call runs.
+struct Place {
+  Platform platform;
+  int arch = 0;
+  bool gated = false;
+};
 
-// Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results are d, then a
-// workspace if there is one.
-ffi::Error decode(const ffi::Dictionary& attributes, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                  Platform platform, bool gated, Call& call) {
-  Attributes attrs{};
-  if (ffi::Error e = read_attributes(attributes, attrs); e.failure()) return e;
-  const bool has_c = !is_zero(attrs.beta);
-  const size_t arity = 2u + gated + has_c + attrs.has_bias;
-  if (args.size() != arity) {
-    return invalid(join("expected ", arity, " operands (a, b", gated ? ", b_up" : "", has_c ? ", c" : "",
-                        attrs.has_bias ? ", bias" : "", "), got ", args.size()));
-  }
-  if (rets.size() != 1 && rets.size() != 2) {
-    return invalid(join("expected 1 or 2 results (d, workspace), got ", rets.size()));
-  }
-  const char* names[5] = {"a", "b"};
-  size_t named = 2;
-  if (gated) names[named++] = "b_up";
-  if (has_c) names[named++] = "c";
-  if (attrs.has_bias) names[named++] = "bias";
-  std::vector<ffi::AnyBuffer> operand;
-  DType types[5] = {};
-  for (size_t i = 0; i < arity; ++i) {
-    auto buffer = args.get<ffi::AnyBuffer>(i);
-    if (!buffer) return invalid(join("argument '", names[i], "' is not a buffer"));
-    operand.push_back(*buffer);
-    if (!to_dtype(operand[i].element_type(), types[i])) {
-      return invalid(join("argument '", names[i], "' has an element type that no kernel takes (XLA type ",
-                          static_cast<int>(operand[i].element_type()), ")"));
+// An argument or a result.
+struct Buffer {
+  int type = kNone;  // of XLA's types
+  int64_t elements = 0;
+  size_t bytes = 0;
+  void* data = nullptr;
+
+  static constexpr int kNone = -1;  // no buffer
+  bool dtype(DType& out) const { return to_dtype(static_cast<ffi::DataType>(type), out); }
+};
+constexpr size_t kMaxOperands = 5, kMaxResults = 2;
+
+struct Buffers {
+  size_t operand_count = 0, result_count = 0;
+  std::array<Buffer, kMaxOperands> operands;  // a, b, and whatever of b_up, c and bias there is
+  std::array<Buffer, kMaxResults> results;    // d, workspace
+
+  Buffers(ffi::RemainingArgs args, ffi::RemainingRets rets)
+      : operand_count(args.size()), result_count(rets.size()) {
+    for (size_t i = 0; i < std::min(operand_count, kMaxOperands); ++i) {
+      if (auto buffer = args.get<ffi::AnyBuffer>(i)) operands[i] = of(*buffer);
+    }
+    for (size_t i = 0; i < std::min(result_count, kMaxResults); ++i) {
+      if (auto buffer = rets.get<ffi::AnyBuffer>(i)) results[i] = of(**buffer);
     }
   }
-  auto result = rets.get<ffi::AnyBuffer>(0);
-  if (!result) return invalid("result 'd' is not a buffer");
-  ffi::AnyBuffer d = **result;
+
+ private:
+  static Buffer of(const ffi::AnyBuffer& from) {
+    return {static_cast<int>(from.element_type()), static_cast<int64_t>(from.element_count()),
+            from.size_bytes(), from.untyped_data()};
+  }
+};
+
+// Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results are d, then a
+// workspace if there is one. Returns what is wrong.
+std::string decode(const ffi::Dictionary& attributes, const Buffers& buffers, const Place& place,
+                   Known& known) {
+  Attributes attrs{};
+  if (std::string wrong = read_attributes(attributes, attrs); !wrong.empty()) return wrong;
+  const bool has_c = !is_zero(attrs.beta);
+  const size_t arity = 2u + place.gated + has_c + attrs.has_bias;
+  if (buffers.operand_count != arity) {
+    return join("expected ", arity, " operands (a, b", place.gated ? ", b_up" : "", has_c ? ", c" : "",
+                attrs.has_bias ? ", bias" : "", "), got ", buffers.operand_count);
+  }
+  if (buffers.result_count != 1 && buffers.result_count != 2) {
+    return join("expected 1 or 2 results (d, workspace), got ", buffers.result_count);
+  }
+  const char* names[kMaxOperands] = {"a", "b"};
+  size_t named = 2;
+  if (place.gated) names[named++] = "b_up";
+  if (has_c) names[named++] = "c";
+  if (attrs.has_bias) names[named++] = "bias";
+  const auto& operand = buffers.operands;
+  DType types[kMaxOperands] = {};
+  for (size_t i = 0; i < arity; ++i) {
+    if (operand[i].type == Buffer::kNone) return join("argument '", names[i], "' is not a buffer");
+    if (!operand[i].dtype(types[i])) {
+      return join("argument '", names[i], "' has an element type that no kernel takes (XLA type ",
+                  operand[i].type, ")");
+    }
+  }
+  const Buffer& d = buffers.results[0];
+  if (d.type == Buffer::kNone) return "result 'd' is not a buffer";
   CallSpec spec{.kernel = attrs.kernel,
                 .dims = span_of(attrs.dims),
                 .a = span_of(attrs.a),
@@ -158,64 +191,86 @@ ffi::Error decode(const ffi::Dictionary& attributes, ffi::RemainingArgs args, ff
                 .b_type = types[1],
                 .has_c = has_c,
                 .has_bias = attrs.has_bias,
-                .gated = gated};
-  if (!to_dtype(d.element_type(), spec.d_type)) {
-    return invalid(join("result 'd' has an element type that no kernel writes (XLA type ",
-                        static_cast<int>(d.element_type()), ")"));
+                .gated = place.gated};
+  if (!d.dtype(spec.d_type)) {
+    return join("result 'd' has an element type that no kernel writes (XLA type ", d.type, ")");
   }
-  GemmProblem& p = call.problem;
-  if (Status s = decode_call(spec, p, call.entry); !s.ok()) return invalid(s.message);
-  if (call.entry->platform != platform) {
-    return invalid(join("kernel '", call.entry->name, "' runs on ",
-                        call.entry->platform == Platform::kCuda ? "CUDA" : "the CPU",
-                        ", the call was placed elsewhere"));
+  GemmProblem& p = known.problem;
+  if (Status s = decode_call(spec, p, known.entry); !s.ok()) return s.message;
+  if (known.entry->platform != place.platform) {
+    return join("kernel '", known.entry->name, "' runs on ",
+                known.entry->platform == Platform::kCuda ? "CUDA" : "the CPU",
+                ", the call was placed elsewhere");
   }
-  Status fits = check_elements("a", elements(operand[0]), required_elements(p.a, p.m, p.k, p.batch));
-  if (fits.ok()) fits = check_elements("b", elements(operand[1]), required_elements(p.b, p.k, p.n, p.batch));
-  if (!fits.ok()) return invalid(fits.message);
+  Status fits = check_elements("a", operand[0].elements, required_elements(p.a, p.m, p.k, p.batch));
+  if (fits.ok()) fits = check_elements("b", operand[1].elements, required_elements(p.b, p.k, p.n, p.batch));
+  if (!fits.ok()) return fits.message;
   const int64_t outputs = p.m * p.n * p.batch_count();
-  if (elements(d) != outputs) {
-    return invalid(join("result 'd' has ", elements(d), " elements, the attributes need ", outputs));
+  if (d.elements != outputs) {
+    return join("result 'd' has ", d.elements, " elements, the attributes need ", outputs);
   }
-  if (gated) {
-    const int64_t expected = elements(operand[1]);
-    if (types[2] != types[1] || elements(operand[2]) != expected) {
-      return invalid(join("argument 'b_up' has ", elements(operand[2]), " elements of ", dtype_name(types[2]),
-                          ", b has ", expected, " of ", dtype_name(types[1])));
-    }
+  if (place.gated && (types[2] != types[1] || operand[2].elements != operand[1].elements)) {
+    return join("argument 'b_up' has ", operand[2].elements, " elements of ", dtype_name(types[2]),
+                ", b has ", operand[1].elements, " of ", dtype_name(types[1]));
   }
-  for (size_t i = 2u + gated; i < arity; ++i) {
+  for (size_t i = 2u + place.gated; i < arity; ++i) {
     const int64_t expected = std::string_view(names[i]) == "c" ? outputs : p.n;
     if (types[i] != p.d) {
-      return invalid(join("argument '", names[i], "' has type ", dtype_name(types[i]), ", the result has ",
-                          dtype_name(p.d)));
+      return join("argument '", names[i], "' has type ", dtype_name(types[i]), ", the result has ",
+                  dtype_name(p.d));
     }
-    if (elements(operand[i]) != expected) {
-      return invalid(
-          join("argument '", names[i], "' has ", elements(operand[i]), " elements, expected ", expected));
+    if (operand[i].elements != expected) {
+      return join("argument '", names[i], "' has ", operand[i].elements, " elements, expected ", expected);
     }
   }
-  call.buffers = {.a = operand[0].untyped_data(),
-                  .b = operand[1].untyped_data(),
-                  .b_up = gated ? operand[2].untyped_data() : nullptr,
-                  .c = has_c ? operand[2u + gated].untyped_data() : nullptr,
-                  .bias = attrs.has_bias ? operand[arity - 1].untyped_data() : nullptr,
-                  .d = d.untyped_data()};
-  if (rets.size() == 2) {
-    auto workspace = rets.get<ffi::AnyBuffer>(1);
-    if (!workspace) return invalid("result 'workspace' is not a buffer");
-    call.buffers.workspace = (**workspace).untyped_data();
-    call.workspace_bytes = (**workspace).size_bytes();
+  if (buffers.result_count == 2 && buffers.results[1].type == Buffer::kNone) {
+    return "result 'workspace' is not a buffer";
   }
-  return ffi::Error::Success();
+  if (std::string refusal = unsupported_reason(*known.entry, p, place.arch); !refusal.empty()) return refusal;
+  if (known.entry->workspace) known.workspace = known.entry->workspace(p);
+  if (buffers.results[1].bytes < known.workspace) {
+    return join("result 'workspace' has ", buffers.results[1].bytes, " bytes, kernel '", known.entry->name,
+                "' needs ", known.workspace);
+  }
+  return {};
 }
 
-// Whether the kernel can run this call on a device of that kind, with the workspace that it got.
-ffi::Error check_facts(const Call& call, const Facts& facts) {
-  if (!facts.refusal.empty()) return invalid(facts.refusal);
-  if (call.workspace_bytes >= facts.workspace) return ffi::Error::Success();
-  return invalid(join("result 'workspace' has ", call.workspace_bytes, " bytes, kernel '", call.entry->name,
-                      "' needs ", facts.workspace));
+Known know(const WireAttributes& attributes, const Buffers& buffers, const Place& place) {
+  Known known;
+  known.wrong = decode(ffi::Dictionary(attributes.attrs), buffers, place, known);
+  // The attributes go with the call.
+  std::copy(known.problem.config.begin(), known.problem.config.end(), known.config.begin());
+  return known;
+}
+
+// All of a call. XLA hands over the same one at every execution, with other addresses.
+ffi::Error resolve(const WireAttributes& attributes, const Buffers& buffers, const Place& place, Call& call) {
+  WireKey key;
+  key.add(place.arch * 4 + static_cast<int64_t>(place.platform) * 2 + place.gated);
+  key.add(static_cast<int64_t>(buffers.operand_count << 32 | buffers.result_count));
+  for (const Buffer& buffer : buffers.operands) key.add(buffer.elements * 256 + buffer.type + 1);
+  for (const Buffer& buffer : buffers.results) key.add(buffer.elements * 256 + buffer.type + 1);
+  if (!key.add(attributes)) {
+    const std::string wrong = know(attributes, buffers, place).wrong;
+    return invalid(wrong.empty() ? "the attributes are longer than those of any call" : wrong);
+  }
+  static thread_local Recall<Known, WireKey> recall;
+  call.known = &recall(key, [&] { return know(attributes, buffers, place); });
+  if (!call.known->wrong.empty()) return invalid(call.known->wrong);
+  call.entry = call.known->entry;
+  call.problem = call.known->problem;
+  call.config = call.known->config;
+  call.problem.config = {call.config.data(), call.known->problem.config.size()};
+  const auto& operand = buffers.operands;
+  const GemmProblem& p = call.problem;
+  call.buffers = {.a = operand[0].data,
+                  .b = operand[1].data,
+                  .b_up = p.gated ? operand[2].data : nullptr,
+                  .c = p.has_c ? operand[2u + p.gated].data : nullptr,
+                  .bias = p.has_bias ? operand[buffers.operand_count - 1].data : nullptr,
+                  .d = buffers.results[0].data,
+                  .workspace = buffers.results[1].data};
+  return ffi::Error::Success();
 }
 
 ffi::Error launch(const Call& call, const Executor& executor) {
@@ -227,9 +282,9 @@ ffi::Error launch(const Call& call, const Executor& executor) {
 }
 
 ffi::Error execute_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                       ffi::Dictionary attributes) {
+                       WireAttributes attributes) {
   Call call;
-  if (ffi::Error e = decode(attributes, args, rets, Platform::kCpu, false, call); e.failure()) return e;
+  if (ffi::Error e = resolve(attributes, Buffers(args, rets), {Platform::kCpu}, call); e.failure()) return e;
   Executor executor;
   std::string failure;
   executor.parallel_for = [&](int64_t count, const std::function<void(int64_t)>& body) {
@@ -237,35 +292,42 @@ ffi::Error execute_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
     std::string error = cpu::parallel_for(count, pool.num_threads(), schedule, body);
     if (!error.empty()) failure = std::move(error);
   };
-  if (ffi::Error e = check_facts(call, facts_of(call, 0)); e.failure()) return e;
   ffi::Error status = launch(call, executor);
   if (status.success() && !failure.empty()) return ffi::Error::Internal("jaxgemm: " + failure);
   return status;
 }
 
-XLA_FFI_DEFINE_HANDLER(kExecuteCpu, execute_cpu,
-                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+XLA_FFI_DEFINE_HANDLER(
+    kExecuteCpu, execute_cpu,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs<WireAttributes>());
 
 #ifdef JAXGEMM_CUDA
 
-// Function attributes and module loading, on a device where that has not been done.
-ffi::Error prepare(const Call& call, Facts& facts, int32_t device) {
+// Checks and decodes, and where that has not been done on a device sets function attributes and loads
+// modules.
+template <bool kGated>
+ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                        WireAttributes attributes, Call& call) {
+  Place place{.platform = Platform::kCuda, .gated = kGated};
+  if (Status s = cuda::device_arch(device, place.arch); !s.ok())
+    return ffi::Error::Internal("jaxgemm: " + s.message);
+  if (ffi::Error e = resolve(attributes, Buffers(args, rets), place, call); e.failure()) return e;
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (facts.prepared_on & bit) return ffi::Error::Success();
+  if (call.known->prepared_on & bit) return ffi::Error::Success();
   if (Status s = cuda::prepare_on_device(*call.entry, call.problem, device); !s.ok()) {
     return ffi::Error::Internal("jaxgemm: " + s.message);
   }
-  facts.prepared_on |= bit;
+  call.known->prepared_on |= bit;
   return ffi::Error::Success();
 }
 
 // Whether this thread has initialized a call on a device. A call is known by where XLA keeps its attributes,
 // as this is asked for every call at every execution of a program. Where XLA has since put another call's in
 // the same place, that one is prepared when it is executed.
-bool initialized_before(const ffi::Dictionary& attributes, int32_t device) {
+bool initialized_before(const WireAttributes& attributes, int32_t device) {
   using Known = std::pair<const void*, int32_t>;
   static thread_local std::array<Known, 1024> table;
-  const Known call{(*attributes.begin()).data(), device + 1};
+  const Known call{attributes.attrs->names[0]->ptr, device + 1};
   Known& known = table[(reinterpret_cast<uintptr_t>(call.first) >> 4) % table.size()];
   return std::exchange(known, call) == call;
 }
@@ -273,29 +335,17 @@ bool initialized_before(const ffi::Dictionary& attributes, int32_t device) {
 // Not captured, so per-device set-up belongs here. It reads its attributes only when it needs them.
 template <bool kGated>
 ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                           ffi::Dictionary attributes) {
-  if (attributes.size() == 0 || initialized_before(attributes, device)) return ffi::Error::Success();
+                           WireAttributes attributes) {
+  if (attributes.attrs->size == 0 || initialized_before(attributes, device)) return ffi::Error::Success();
   Call call;
-  if (ffi::Error e = decode(attributes, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
-  int arch = 0;
-  if (Status s = cuda::device_arch(device, arch); !s.ok())
-    return ffi::Error::Internal("jaxgemm: " + s.message);
-  Facts& facts = facts_of(call, arch);
-  if (ffi::Error e = check_facts(call, facts); e.failure()) return e;
-  return prepare(call, facts, device);
+  return resolve_cuda<kGated>(device, args, rets, attributes, call);
 }
 
 template <bool kGated>
 ffi::Error execute_cuda(CUstream_st* stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                        ffi::Dictionary attributes) {
+                        WireAttributes attributes) {
   Call call;
-  if (ffi::Error e = decode(attributes, args, rets, Platform::kCuda, kGated, call); e.failure()) return e;
-  int arch = 0;
-  if (Status s = cuda::device_arch(device, arch); !s.ok())
-    return ffi::Error::Internal("jaxgemm: " + s.message);
-  Facts& facts = facts_of(call, arch);
-  if (ffi::Error e = check_facts(call, facts); e.failure()) return e;
-  if (ffi::Error e = prepare(call, facts, device); e.failure()) return e;
+  if (ffi::Error e = resolve_cuda<kGated>(device, args, rets, attributes, call); e.failure()) return e;
   Executor executor;
   executor.stream = stream;
   executor.device = device;
@@ -307,7 +357,7 @@ auto bind_initialize() {
       .Ctx<ffi::DeviceOrdinal>()
       .RemainingArgs()
       .RemainingRets()
-      .Attrs();
+      .Attrs<WireAttributes>();
 }
 auto bind_execute() {
   return ffi::Ffi::Bind()
@@ -315,7 +365,7 @@ auto bind_execute() {
       .Ctx<ffi::DeviceOrdinal>()
       .RemainingArgs()
       .RemainingRets()
-      .Attrs();
+      .Attrs<WireAttributes>();
 }
 
 // The execute stage only launches kernels on the given stream, so XLA may capture it in a command buffer.

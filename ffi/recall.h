@@ -48,27 +48,30 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
   return key;
 }
 
-// A table of values by problem. A new one takes the place of what lay there. Not for several threads at once.
-template <typename Value>
+// A table of values by key. A new one takes the place of what lay there. Not for several threads at once.
+template <typename Value, typename Key = ProblemKey>
 class Recall {
  public:
   // The value that make() gave for this key; make() is called if that is not known any more.
   template <typename Make>
-  Value& operator()(const ProblemKey& key, Make&& make) {
-    uint64_t hash = 0;
+  Value& operator()(const Key& key, Make&& make) {
+    // Products that do not wait for each other.
+    constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+    uint64_t hash = 0, factor = kGolden;
     for (const int64_t x : key) {
-      hash = (hash ^ static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15u;
-      hash ^= hash >> 32;
+      hash += static_cast<uint64_t>(x) * factor;
+      factor += 2 * kGolden;
     }
-    Entry& entry = entries_[hash % entries_.size()];
-    if (!entry.valid || entry.key != key) entry = {true, key, make()};
+    hash ^= hash >> 32;
+    Entry& entry = entries_[(hash ^ hash >> 16) % entries_.size()];
+    if (!entry.valid || !(entry.key == key)) entry = {true, key, make()};
     return entry.value;
   }
 
  private:
   struct Entry {
     bool valid = false;
-    ProblemKey key{};
+    Key key{};
     Value value{};
   };
   std::array<Entry, 128> entries_;

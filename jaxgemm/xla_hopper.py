@@ -90,11 +90,13 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
         return ""
     if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):
         return f"from a long side of {_LONG} on a product with a short one is as fast by XLA"
+    # XLA makes a kernel of its own of an activation.
+    if problem.epilogue.activation:
+        return ""
     if k < _ONE_STEP or (k == _ONE_STEP and expected < _SMALLEST):
         return "the shortest sums are as fast by XLA, and the smallest products of short ones"
-    # XLA makes a kernel of its own of an activation.
     long_sums = results <= _FEW_RESULTS and k >= _LONG_SUMS
-    if expected < _SMALL[2] or side <= _SHORT[1] or long_sums or problem.epilogue.activation:
+    if expected < _SMALL[2] or side <= _SHORT[1] or long_sums:
         return ""
     return _NO_PADDING
 

@@ -50,6 +50,19 @@ def test_with_all_else(tile, warps, rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_usual_activations(activation, rng):
+    """Where results are stored in fours these have code of their own, with a bias and without."""
+    for types, bias in itertools.product(ROW.types, (True, False)):
+        epilogue = {"alpha": -0.75, "bias": bias, "activation": activation}
+        products = [Product.random(rng, shape, types, "NN", **epilogue) for shape in ((40, 36, 64), (130, 260, 1029))]
+        products += [Product.random(rng, shape, types, "TT", **epilogue) for shape in ((3, 4, 5), (33, 68, 200))]
+        products += [Product.random(rng, (40, 76, 96), types, "NT", ((2, 3), (3,)), **epilogue)]
+        for warps in ROW.options["warps"][1:]:
+            check_all(products, "direct", warps=warps)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tile", ROW.options["tile"][1:])
 def test_special_values_stay_where_they_are(tile, rng):
     """What lies behind the end of a line is the next line's, and is loaded with it where lines are not aligned."""

@@ -63,6 +63,21 @@ def test_a_sound_call():
     np.testing.assert_array_equal(call()[0], np.full((M, N), K))
 
 
+def test_a_call_is_not_taken_for_another_that_was_sound():
+    """What is known of a call is remembered by everything in it."""
+    half = {"alpha": np.float64(0.5)}
+    for changed in ({}, half, {}, {"kernel": "host"}, half):
+        np.testing.assert_array_equal(call(**changed)[0], K * float(changed.get("alpha", 1)))
+    for without, changed in (("alpha", {"alphb": np.float64(1)}), ("activation", {"activatioN": "none"})):
+        with pytest.raises(Exception, match=f"attribute '{without}'"):
+            call(without=(without,), **changed)
+    with pytest.raises(Exception, match="attribute 'alpha'"):
+        call(alpha=ints(1))
+    with pytest.raises(Exception, match="got 3 values"):
+        call(config=ints(0, 0, 0))
+    np.testing.assert_array_equal(call()[0], K)
+
+
 def test_only_the_number_of_elements_counts():
     np.testing.assert_array_equal(call((array(M * K), array(N, K)), result(M * N))[0], K)
 

@@ -25,6 +25,12 @@ inline bool lines_aligned(const Matrix& x, int64_t lines) {
   return (lines <= 1 || x.ld % wide == 0) && x.batch_stride[0] % wide == 0 && x.batch_stride[1] % wide == 0;
 }
 
+// Activations of little code, and none of it a loop: kernels have them apart from the others.
+constexpr bool usual(Activation activation) {
+  return activation == Activation::kNone || activation == Activation::kRelu ||
+         activation == Activation::kGelu || activation == Activation::kSilu;
+}
+
 inline Major major_a(const GemmProblem& p) { return p.a.transposed ? Major::kMN : Major::kK; }
 inline Major major_b(const GemmProblem& p) { return p.b.transposed ? Major::kK : Major::kMN; }
 

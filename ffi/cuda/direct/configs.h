@@ -69,6 +69,11 @@ constexpr bool compiled(const TileConfig& t, bool aligned, Flow flow) {
   return false;
 }
 
+// What is done to sums. Packed: alpha is all there is, and results of 16 bits are stored in aligned groups of
+// four; activated: these, with a bias and one of the usual activations; plain: alpha is all there is. What
+// else there may be is long, and instructions are cold when a kernel starts, so each has code of its own.
+enum class Finish { kPacked, kActivated, kPlain, kFull };
+
 // Blocks along the second and third extent of a grid: rows of tiles, and the batch.
 constexpr int64_t kMaxBlocks = 65535;
 
@@ -85,6 +90,9 @@ struct Config {
 
 // Whether both operands are made of 16-byte vectors, if they begin with one.
 bool made_of_vectors(const GemmProblem& p);
+
+// What is done to sums, where the result and the bias begin at a multiple of 8 bytes and where they do not.
+Finish finish_of(const GemmProblem& p, bool aligned);
 
 // How warps go through K, with the tile and the alignment that there are.
 Flow flow_of(const GemmProblem& p, const Config& config, bool aligned, int sm_count);

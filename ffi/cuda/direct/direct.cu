@@ -13,22 +13,24 @@ namespace {
 template <typename In>
 Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch& launch) {
   const int chunks = static_cast<int>(ceil_div(p.k, kChunk));
-  const Params<In> params{.a = static_cast<const In*>(buffers.a),
-                          .b = static_cast<const In*>(buffers.b),
-                          .pitch_a = static_cast<int>(p.a.ld),
-                          .pitch_b = static_cast<int>(p.b.ld),
-                          .m = static_cast<int>(p.m),
-                          .n = static_cast<int>(p.n),
-                          .k = static_cast<int>(p.k),
-                          .rounds = chunks / launch.config.warps,
-                          .extra = chunks % launch.config.warps,
-                          .batched = p.batch_count() > 1,
-                          .f32 = p.d == DType::kF32,
-                          .to_in = Epilogue<TypesOf<In, kType<In>>>(p, buffers),
-                          .to_f32 = Epilogue<TypesOf<In, DType::kF32>>(p, buffers),
-                          .batch_inner = Divisor(static_cast<uint32_t>(std::max<int64_t>(p.batch[1], 1))),
-                          .batch_stride_a = {p.a.batch_stride[0], p.a.batch_stride[1]},
-                          .batch_stride_b = {p.b.batch_stride[0], p.b.batch_stride[1]}};
+  const bool f32 = p.d == DType::kF32;
+  const Params<In> params{
+      .a = static_cast<const In*>(buffers.a),
+      .b = static_cast<const In*>(buffers.b),
+      .pitch_a = static_cast<int>(p.a.ld),
+      .pitch_b = static_cast<int>(p.b.ld),
+      .m = static_cast<int>(p.m),
+      .n = static_cast<int>(p.n),
+      .k = static_cast<int>(p.k),
+      .rounds = chunks / launch.config.warps,
+      .extra = chunks % launch.config.warps,
+      .batched = p.batch_count() > 1,
+      .f32 = f32,
+      .alpha = static_cast<float>(p.alpha),
+      .result = f32 ? Result<In>{.to_f32 = {p, buffers}} : Result<In>{.to_in = {p, buffers}},
+      .batch_inner = Divisor(static_cast<uint32_t>(std::max<int64_t>(p.batch[1], 1))),
+      .batch_stride_a = {p.a.batch_stride[0], p.a.batch_stride[1]},
+      .batch_stride_b = {p.b.batch_stride[0], p.b.batch_stride[1]}};
   return with_majors(major_a(p), major_b(p),
                      [&]<Major kA, Major kB>() { return launch_tiles<In, kA, kB>(params, launch); });
 }
@@ -81,9 +83,7 @@ Status launch_direct(const GemmProblem& p, const GemmBuffers& buffers, const Exe
   const TileConfig& tile = kTiles[launch.config.tile];
   launch.blocks = dim3(static_cast<unsigned>(ceil_div(p.n, tile.n)),
                        static_cast<unsigned>(ceil_div(p.m, tile.m)), static_cast<unsigned>(p.batch_count()));
-  const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
-  const bool packed = p.d != DType::kF32 && p.n % 4 == 0 && aligned(buffers.d, 8);
-  launch.finish = !plain ? Finish::kFull : packed ? Finish::kPacked : Finish::kPlain;
+  launch.finish = finish_of(p, aligned(buffers.d, 8) && aligned(buffers.bias, 8));
   launch.stream = executor.stream;
   return launch_in(p, buffers, launch);
 }

@@ -6,9 +6,11 @@
 // warps' sums are added in order. Operands of any pitch are realigned in registers on the way.
 #pragma once
 
+#include "../device/activation.cuh"
 #include "../device/divisor.cuh"
 #include "../device/epilogue.cuh"
 #include "../device/mma.cuh"
+#include "../device/pair.cuh"
 #include "../device/ptx.cuh"
 #include "fragments.cuh"
 
@@ -19,6 +21,13 @@ constexpr DType kType = std::is_same_v<In, __half> ? DType::kF16 : DType::kBF16;
 template <typename In, DType kD>
 using TypesOf = Types<kType<In>, kType<In>, kD, DType::kF32>;
 
+// By Params::f32.
+template <typename In>
+union Result {
+  Epilogue<TypesOf<In, kType<In>>> to_in;
+  Epilogue<TypesOf<In, DType::kF32>> to_f32;
+};
+
 // What the first loads need comes first: the cache line that a parameter lies in is slow to come, once.
 template <typename In>
 struct Params {
@@ -28,20 +37,16 @@ struct Params {
   int rounds, extra;  // chunks of every warp, and warps with one more
   bool batched;
   bool f32;
-  Epilogue<TypesOf<In, kType<In>>> to_in;
-  Epilogue<TypesOf<In, DType::kF32>> to_f32;
+  float alpha;
+  Result<In> result;
   Divisor batch_inner;
   int64_t batch_stride_a[2], batch_stride_b[2];
 };
 
-// What is done to sums. Packed: alpha is all there is, and results of 16 bits are stored in aligned groups of
-// four; plain: alpha is all there is. What else there may be is long, and instructions are cold when a kernel
-// starts, so each has code of its own.
-enum class Finish { kPacked, kPlain, kFull };
-
 template <typename In_, Major kA_, Major kB_, int kTileIndex, bool kAligned, Flow kFlow, Finish kFinish>
 struct Engine {
-  static constexpr bool kPacked = kFinish == Finish::kPacked, kPlain = kFinish == Finish::kPlain;
+  static constexpr bool kPlain = kFinish == Finish::kPlain, kActivated = kFinish == Finish::kActivated;
+  static constexpr bool kPacked = kFinish == Finish::kPacked || kActivated;
   using In = In_;
   static constexpr Major kA = kA_, kB = kB_;
   static constexpr TileConfig kTile = kTiles[kTileIndex];
@@ -122,6 +127,7 @@ __device__ __forceinline__ T total(const T* from, int warps) {
 }
 
 // Packed results: a lane stores its groups, or sums of several warps' that met in shared memory as they are.
+// A bias is on its way during the main loop.
 template <typename E>
 class PackedResults {
   using In = typename E::In;
@@ -136,6 +142,13 @@ class PackedResults {
     cols_ = p.n - col;
     index_ = int64_t(batch * p.m + row) * p.n + col;
     asm volatile("" : "+r"(rows_), "+r"(cols_), "+l"(index_));
+    if constexpr (E::kActivated) {
+      if (!p.result.to_in.bias) return;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (i * 4 < cols_) bias_[i] = __ldg(reinterpret_cast<const uint2*>(p.result.to_in.bias + col) + i);
+      }
+    }
   }
 
   __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp,
@@ -158,18 +171,25 @@ class PackedResults {
   __device__ __forceinline__ void store(int i, float4 x) const {
     const int row = line_of<E::kPermutedRows>(i / 2, 0), col = i % 2 * 4;
     if (row >= rows_ || col >= cols_) return;
-    const float alpha = p_.to_in.alpha;
-    union {
-      In v[4];
-      uint2 words;
-    } y{{convert<In>(alpha * x.x), convert<In>(alpha * x.y), convert<In>(alpha * x.z),
-         convert<In>(alpha * x.w)}};
-    store_global(p_.to_in.d + index_ + int64_t(row) * p_.n + col, y.words);
+    const float alpha = p_.alpha;
+    float y[4] = {alpha * x.x, alpha * x.y, alpha * x.z, alpha * x.w};
+    if constexpr (E::kActivated) {
+      const uint2 bias = i % 2 ? bias_[1] : bias_[0];
+      const float2 first = unpack<In>(bias.x), second = unpack<In>(bias.y);
+      y[0] += first.x;
+      y[1] += first.y;
+      y[2] += second.x;
+      y[3] += second.y;
+      activate_usual(p_.result.to_in.activation, y);
+    }
+    store_global(p_.result.to_in.d + index_ + int64_t(row) * p_.n + col,
+                 make_uint2(pack<In>(y[0], y[1]), pack<In>(y[2], y[3])));
   }
 
   const Params<In>& p_;
   int rows_, cols_;  // of the result, from the lane's first on
   int64_t index_;
+  uint2 bias_[2] = {};  // of the columns of a lane's groups
 };
 
 // Any other results: the tile's rows meet in shared memory, and neighbours are stored together whatever their
@@ -206,15 +226,15 @@ class Rows {
       const int row = i / (E::kN / 4), col = i % (E::kN / 4) * 4, left = p_.n - col_ - col;
       const float4 sum = total<kEach / 4>(reinterpret_cast<const float4*>(sums + row * kPitch + col), warps);
       if (row_ + row >= p_.m) return;
-      const float alpha = p_.to_in.alpha, x[4] = {alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w};
+      const float alpha = p_.alpha, x[4] = {alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w};
       const int64_t index = base_ + int64_t(row_ + row) * p_.n + col_ + col;
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
         if (v >= left) continue;
         if (!p_.f32) [[likely]]
-          p_.to_in.d[index + v] = convert<In>(x[v]);
+          p_.result.to_in.d[index + v] = convert<In>(x[v]);
         else
-          p_.to_f32.d[index + v] = x[v];
+          p_.result.to_f32.d[index + v] = x[v];
       }
     }
   }
@@ -226,9 +246,9 @@ class Rows {
       const float sum = total<kEach>(sums + row * kPitch + col, warps);
       if (row_ + row >= p_.m || col_ + col >= p_.n) continue;
       if (p_.f32)
-        p_.to_f32.store(base_, row_ + row, col_ + col, sum);
+        p_.result.to_f32.store(base_, row_ + row, col_ + col, sum);
       else
-        p_.to_in.store(base_, row_ + row, col_ + col, sum);
+        p_.result.to_in.store(base_, row_ + row, col_ + col, sum);
     }
   }
 

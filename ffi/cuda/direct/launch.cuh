@@ -35,6 +35,7 @@ Status launch_tiles(const Params<In>& params, const Launch& launch) {
   };
   const auto finishes = [&]<int kTile, bool kAligned, Flow kFlow>() {
     run.template operator()<kTile, kAligned, kFlow, Finish::kPacked>();
+    run.template operator()<kTile, kAligned, kFlow, Finish::kActivated>();
     run.template operator()<kTile, kAligned, kFlow, Finish::kPlain>();
     run.template operator()<kTile, kAligned, kFlow, Finish::kFull>();
   };

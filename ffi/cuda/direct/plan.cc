@@ -19,7 +19,8 @@ constexpr double kFinish = 0.072;     // of a tile's results, four a thread,
 constexpr double kSum = 0.0345;       // and of each warp's sums
 constexpr double kScatter = 0.09;     // results whose rows are no vectors: of a wave,
 constexpr double kScattered = 0.077;  // and of 16 rows of them that a multiprocessor stores
-constexpr double kFull = 0.25;        // and of each row that a warp finishes with more than alpha
+constexpr double kActivated = 0.2;    // a bias and an activation, of a wave,
+constexpr double kFull = 0.25;        // and of each row that a warp finishes with anything else
 constexpr double kTrip = 0.299;       // to memory, with aligned operands,
 constexpr double kUnalignedTrip = 0.755;
 constexpr double kChunks[] = {0.0743, 0.1373};  // a chunk's instructions, by tile, with aligned operands,
@@ -52,12 +53,14 @@ double cost(const GemmProblem& p, const Config& c, bool aligned, int sms) {
   const double batch = double(p.batch_count());
   const double moved = 2 * batch * (double(p.k) * double(p.m + p.n) + double(p.m) * double(p.n));
   const double groups = t.groups();
-  const bool full = p.has_c || p.has_bias || p.activation != Activation::kNone;
-  const double rows = full ? std::ceil(double(t.m) / c.warps) : 0;
+  const Finish finish = finish_of(p, true);
+  const double more = finish == Finish::kFull        ? kFull * std::ceil(double(t.m) / c.warps)
+                      : finish == Finish::kActivated ? kActivated
+                                                     : 0;
   const double scattered =
       p.n % 4 != 0 ? waves * kScatter + kScattered * std::ceil(tiles / sms) * t.m / 16 : 0;
-  const double finish = kFinish * std::max(1.0, groups / c.warps) + kSum * c.warps + kFull * rows;
-  return kLaunch + waves * finish + scattered + trips + instructions + loaded / kL2 + moved / kDram;
+  const double finishing = kFinish * std::max(1.0, groups / c.warps) + kSum * c.warps + more;
+  return kLaunch + waves * finishing + scattered + trips + instructions + loaded / kL2 + moved / kDram;
 }
 
 }  // namespace
@@ -68,6 +71,13 @@ bool made_of_vectors(const GemmProblem& p) {
   };
   return (p.a.transposed ? whole(p.a, p.m, p.k) : whole(p.a, p.k, p.m)) &&
          (p.b.transposed ? whole(p.b, p.k, p.n) : whole(p.b, p.n, p.k));
+}
+
+Finish finish_of(const GemmProblem& p, bool aligned) {
+  const bool packed = aligned && p.d != DType::kF32 && p.n % 4 == 0;
+  if (!p.has_c && !p.has_bias && p.activation == Activation::kNone)
+    return packed ? Finish::kPacked : Finish::kPlain;
+  return packed && !p.has_c && usual(p.activation) ? Finish::kActivated : Finish::kFull;
 }
 
 Flow flow_of(const GemmProblem& p, const Config& c, bool aligned, int sms) {

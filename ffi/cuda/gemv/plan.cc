@@ -9,9 +9,8 @@
 namespace jaxgemm::cuda::gemv {
 namespace {
 
-// The model's machine: results must not depend on the real one, since the plan fixes the order of sums. Times
-// are in microseconds, fitted to an H200.
-constexpr double kSms = 132;
+// In microseconds, fitted to an H200: results must not depend on the real machine, since the plan fixes the
+// order of sums.
 constexpr double kBytes = 4.35e6;  // a microsecond, from device memory
 constexpr double kFewest = 160;    // blocks that it takes to read at that rate
 constexpr double kStart = 2.4;     // launch, and the way of the first and last bytes
@@ -28,7 +27,7 @@ void cut(const GemmProblem& p, Plan& plan) {
 
 // Full rounds of all resident blocks, and a last one that must not be too small to keep the memory busy.
 double time_of(const GemmProblem& p, const Plan& plan) {
-  const double resident = kSms * (plan.along_k ? 2 : 3);
+  const double resident = kModelSms * (plan.along_k ? 2 : 3);
   const int64_t groups = ceil_div(std::min(p.m, p.n), max_vectors(p.a.dtype));
   const double blocks = static_cast<double>(plan.tiles) * plan.splits * static_cast<double>(groups) *
                         static_cast<double>(p.batch_count());

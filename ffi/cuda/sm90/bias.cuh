@@ -1,8 +1,7 @@
 // A bias in the registers of the warp that adds it.
 #pragma once
 
-#include <type_traits>
-
+#include "../device/pair.cuh"
 #include "engine.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -56,14 +55,6 @@ struct LaneBias {
 
   __device__ __forceinline__ float of(int e) const { return value[kSwap ? e / 2 % 2 : e / 4 * 2 + e % 2]; }
 };
-
-template <typename In>
-__device__ __forceinline__ float2 unpack(uint32_t pair) {
-  if constexpr (std::is_same_v<In, __half>)
-    return __half22float2(reinterpret_cast<const __half2&>(pair));
-  else
-    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
-}
 
 // Of a whole tile, where it has the operands' type and pairs of columns are aligned: a pair a lane of every
 // strip, or when swapped the two of the engine's rows that a lane has in each 64. All of it is asked for

@@ -111,8 +111,7 @@ Work work_of(const GemmProblem& p) {
   if (none && !p.has_c && !p.has_bias) return Work::kNone;
   if (p.has_c || p.d == DType::kF32 || p.n % 8 != 0) return Work::kFull;
   if (none || p.activation == Activation::kRelu) return Work::kLittle;
-  return p.activation == Activation::kGelu || p.activation == Activation::kSilu ? Work::kFunction
-                                                                                : Work::kFull;
+  return usual(p.activation) ? Work::kFunction : Work::kFull;
 }
 
 // How much longer an epilogue takes by the way that its results are stored.

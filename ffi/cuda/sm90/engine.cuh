@@ -7,6 +7,7 @@
 #include "../device/tma.cuh"
 #include "../device/types.cuh"
 #include "../device/wgmma.cuh"
+#include "../planning.h"
 #include "configs.h"
 #include "schedule.cuh"
 
@@ -45,9 +46,7 @@ struct Output {
   Finish finish() const {
     if (plain && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
     if (plain && !f32 && !swap) return Finish::kRows;
-    const bool usual = activation == Activation::kNone || activation == Activation::kRelu ||
-                       activation == Activation::kGelu || activation == Activation::kSilu;
-    return copy && !c && usual ? Finish::kActivated : Finish::kFull;
+    return copy && !c && usual(activation) ? Finish::kActivated : Finish::kFull;
   }
 };
 

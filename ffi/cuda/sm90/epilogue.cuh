@@ -10,23 +10,12 @@
 // fill a sector.
 #pragma once
 
-#include "activation.cuh"
+#include "../device/activation.cuh"
 #include "bias.cuh"
 #include "engine.cuh"
 #include "rows.cuh"
 
 namespace jaxgemm::cuda::sm90 {
-
-template <typename In>
-__device__ __forceinline__ uint32_t pack(float lo, float hi) {
-  if constexpr (std::is_same_v<In, __half>) {
-    const __half2 x = __floats2half2_rn(lo, hi);
-    return reinterpret_cast<const uint32_t&>(x);
-  } else {
-    const __nv_bfloat162 x = __floats2bfloat162_rn(lo, hi);
-    return reinterpret_cast<const uint32_t&>(x);
-  }
-}
 
 template <typename E>
 class EpilogueWarp {

@@ -2,9 +2,9 @@
 // to a few units in fp32's last place; the others through the shared definitions, in a loop that exists once.
 #pragma once
 
-#include "../device/epilogue.cuh"
+#include "epilogue.cuh"
 
-namespace jaxgemm::cuda::sm90 {
+namespace jaxgemm::cuda {
 
 // Single instructions: the library's versions of both take more, for the sake of results below 2^-126.
 __device__ __forceinline__ float exp2_flushed(float x) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ float falling_sigmoid(float x) {
 // 1 / (1 + exp(-x)).
 __device__ __forceinline__ float fast_sigmoid(float x) { return falling_sigmoid(-1.4426950408889634f * x); }
 
-// Those that Finish::kActivated has: little code, and none of it a loop.
+// Those of usual().
 template <int kCount>
 __device__ __forceinline__ void activate_usual(Activation activation, float (&x)[kCount]) {
   if (activation == Activation::kRelu) {
@@ -71,4 +71,4 @@ __device__ __forceinline__ void activate_all(Activation activation, float (&x)[k
   }
 }
 
-}  // namespace jaxgemm::cuda::sm90
+}  // namespace jaxgemm::cuda

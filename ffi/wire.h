@@ -1,0 +1,102 @@
+// A call as XLA hands it over, without its addresses: names, types and bytes of its attributes, and types and
+// sizes of its buffers. Everything that a handler checks and decodes follows from these, and XLA hands over
+// the same ones at every execution, so they are the key by which that is remembered.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxgemm {
+
+// All attributes, as they came.
+struct WireAttributes {
+  const XLA_FFI_Attrs* attrs;
+};
+
+// Words, as many as there are.
+class WireKey {
+ public:
+  void add(int64_t word) {
+    if (count_ < words_.size()) words_[count_] = word;
+    ++count_;
+  }
+  // False for attributes that no call of ours has: nested ones, or too many.
+  bool add(const WireAttributes& from) {
+    const XLA_FFI_Attrs& x = *from.attrs;
+    add(x.size);
+    for (int64_t i = 0; i < x.size; ++i) {
+      const XLA_FFI_ByteSpan value = bytes_of(x.types[i], x.attrs[i]);
+      if (!value.ptr && value.len > 0) return false;
+      const int dtype = x.types[i] == XLA_FFI_AttrType_STRING ? 0 : type_of(x.types[i], x.attrs[i]);
+      add(static_cast<int64_t>(value.len) << 32 | static_cast<int64_t>(x.names[i]->len) << 16 | dtype << 8 |
+          x.types[i]);
+      add(*x.names[i]);
+      add(value);
+    }
+    return count_ <= words_.size();
+  }
+
+  const int64_t* begin() const { return words_.data(); }
+  const int64_t* end() const { return words_.data() + count_; }
+  bool operator==(const WireKey& other) const {
+    return count_ == other.count_ && std::equal(begin(), end(), other.begin());
+  }
+
+ private:
+  // The last word has the last bytes, in any order: how many they are has been added before.
+  void add(const XLA_FFI_ByteSpan& bytes) {
+    const char* at = bytes.ptr;
+    size_t left = bytes.len;
+    for (; left >= 8; left -= 8, at += 8) add(load<int64_t>(at));
+    if (left >= 4)
+      add(int64_t{load<uint32_t>(at)} | int64_t{load<uint32_t>(at + left - 4)} << 32);
+    else if (left > 0)
+      add(load<uint8_t>(at) | load<uint8_t>(at + left / 2) << 8 | load<uint8_t>(at + left - 1) << 16);
+  }
+  template <typename T>
+  static T load(const char* from) {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+  }
+  static int type_of(XLA_FFI_AttrType type, const void* attr) {
+    return type == XLA_FFI_AttrType_ARRAY ? static_cast<const XLA_FFI_Array*>(attr)->dtype
+                                          : static_cast<const XLA_FFI_Scalar*>(attr)->dtype;
+  }
+  // Null, but not empty, of what has none.
+  static XLA_FFI_ByteSpan bytes_of(XLA_FFI_AttrType type, const void* attr) {
+    const auto width = [&] {
+      return xla::ffi::ByteWidth(static_cast<xla::ffi::DataType>(type_of(type, attr)));
+    };
+    switch (type) {
+      case XLA_FFI_AttrType_ARRAY: {
+        const auto& array = *static_cast<const XLA_FFI_Array*>(attr);
+        return {static_cast<const char*>(array.data), array.size * width()};
+      }
+      case XLA_FFI_AttrType_SCALAR:
+        return {static_cast<const char*>(static_cast<const XLA_FFI_Scalar*>(attr)->value), width()};
+      case XLA_FFI_AttrType_STRING:
+        return *static_cast<const XLA_FFI_ByteSpan*>(attr);
+      default:
+        return {nullptr, 1};
+    }
+  }
+
+  std::array<int64_t, 80> words_{};  // no call of ours needs as many
+  size_t count_ = 0;
+};
+
+}  // namespace jaxgemm
+
+template <>
+struct xla::ffi::AttrDecoding<jaxgemm::WireAttributes> {
+  using Type = jaxgemm::WireAttributes;
+  static std::optional<Type> Decode(XLA_FFI_AttrType, void* attrs, DiagnosticEngine&) {
+    return Type{static_cast<const XLA_FFI_Attrs*>(attrs)};
+  }
+};

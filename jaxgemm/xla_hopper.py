@@ -45,6 +45,9 @@ _SMALL = {2: 23.0, 4: 300.0}
 _SMALLEST, _ONE_STEP = 3.4, 64
 #: Microseconds below which ours are faster for 16-bit batches, and the shortest sums.
 _SMALL_BATCH, _BATCH_SUMS = 17.0, 80
+#: Activations that are hardly more than a comparison. Any other takes XLA's small kernels so many microseconds more,
+#: and ours are faster below so many.
+_CHEAP, _XLA_ACTIVATES, _SMALL_ACTIVATED = (None, "relu"), 1.0, 12.0
 
 
 def better_left(problem: Problem, expected: float) -> str:
@@ -59,7 +62,7 @@ def better_left(problem: Problem, expected: float) -> str:
             return ""
         if problem.k <= _XLA_SUMS and max(problem.m, problem.n) >= _STREAMED:
             return _STREAMS
-        theirs = unaligned_microseconds(problem)
+        theirs = unaligned_microseconds(problem) + (_XLA_ACTIVATES if _activates(problem) else 0.0)
         return "" if expected < theirs else f"ours expects {expected:.0f} us, XLA's should take {theirs:.0f}"
     if size == 2:
         return _aligned_16bit(problem, expected)
@@ -78,6 +81,8 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     k, results = problem.k, problem.m * problem.n
     side, long = sorted((problem.m, problem.n))
     padded = k % _WHOLE != 0
+    if _activates(problem) and expected < _SMALL_ACTIVATED:
+        return ""
     if problem.batch != (1, 1):
         return "" if expected < _SMALL_BATCH and k >= _BATCH_SUMS else _NO_BATCH
     if side < _SHORT[0]:
@@ -90,15 +95,18 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
         return ""
     if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):
         return f"from a long side of {_LONG} on a product with a short one is as fast by XLA"
-    # XLA makes a kernel of its own of an activation.
-    if problem.epilogue.activation:
-        return ""
     if k < _ONE_STEP or (k == _ONE_STEP and expected < _SMALLEST):
         return "the shortest sums are as fast by XLA, and the smallest products of short ones"
     long_sums = results <= _FEW_RESULTS and k >= _LONG_SUMS
-    if expected < _SMALL[2] or side <= _SHORT[1] or long_sums:
+    # XLA makes a kernel of its own of an activation.
+    if expected < _SMALL[2] or side <= _SHORT[1] or long_sums or problem.epilogue.activation:
         return ""
     return _NO_PADDING
+
+
+def _activates(problem: Problem) -> bool:
+    """Whether there is an activation that costs XLA's small kernels time."""
+    return problem.epilogue.activation not in _CHEAP
 
 
 def unaligned(problem: Problem) -> bool:

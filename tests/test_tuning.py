@@ -73,6 +73,10 @@ GELU = Epilogue(activation="gelu")
         pytest.param("direct", problem(m=9, n=2304, k=1024), id="few rows of long sums"),
         pytest.param("direct", replace(problem(m=24, n=64, k=216), batch=(1, 4)), id="one of the smallest batches"),
         pytest.param("direct", problem(m=178, n=23, k=540), id="few columns, unaligned"),
+        # An activation takes XLA's small kernels time.
+        pytest.param("direct", problem(m=320, n=96, k=16, epilogue=GELU), id="short sums and an activation"),
+        pytest.param("direct", problem(m=4, n=72, k=32, epilogue=GELU), id="few rows and an activation"),
+        pytest.param("direct", problem(m=59, n=28, k=71, epilogue=GELU), id="unaligned, and an activation"),
     ],
 )
 def test_what_auto_takes(chosen, given):
@@ -88,6 +92,7 @@ def test_what_auto_takes(chosen, given):
         (problem(m=64, n=32001, k=2048), HOPPER, None, "XLA's should take"),
         (problem(m=96, n=256, k=64), HOPPER, None, "the smallest products"),
         (problem(m=4000, n=4000, k=24), HOPPER, None, "the shortest sums"),
+        (problem(m=320, n=96, k=16, epilogue=Epilogue(activation="relu")), HOPPER, None, "the shortest sums"),
         (problem(m=300, n=101, k=704), HOPPER, None, "XLA's should take"),
         (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
         (problem(m=4, n=8192, k=8192), HOPPER, None, "needs no padding"),

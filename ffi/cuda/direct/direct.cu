@@ -40,6 +40,23 @@ Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch&
                                    : launch_in<__half>(p, buffers, launch);
 }
 
+// How a problem runs where operands begin at a multiple of 16 bytes, and the result and the bias at one of 8,
+// and where they do not.
+Launch launch_of(const GemmProblem& p, bool operands_aligned, bool results_aligned) {
+  Launch launch;
+  const int64_t tile_option = fixed(p, kTile), warps = fixed(p, kWarps);
+  launch.config = tile_option && warps ? Config{static_cast<int>(tile_option) - 1, static_cast<int>(warps)}
+                                       : rank_configs(p, kModelSms).front().config;
+  if (!kTiles[launch.config.tile].fits(major_a(p))) launch.config.tile = kFallback;
+  launch.aligned = operands_aligned && made_of_vectors(p);
+  launch.flow = flow_of(p, launch.config, launch.aligned, kModelSms);
+  launch.finish = finish_of(p, results_aligned);
+  const TileConfig& tile = kTiles[launch.config.tile];
+  launch.blocks = dim3(static_cast<unsigned>(ceil_div(p.n, tile.n)),
+                       static_cast<unsigned>(ceil_div(p.m, tile.m)), static_cast<unsigned>(p.batch_count()));
+  return launch;
+}
+
 }  // namespace
 }  // namespace direct
 
@@ -65,25 +82,24 @@ std::vector<Candidate> candidates_direct(const GemmProblem& p, int sm_count) {
   return candidates;
 }
 
+// The addresses are not known yet.
 Status prepare_direct(const GemmProblem& p, int) {
-  Launch launch;
-  launch.prepare = true;
-  return launch_in(p, GemmBuffers{}, launch);
+  Status status;
+  if (p.output_empty()) return status;
+  for (const bool operands_aligned : {true, false}) {
+    for (const bool results_aligned : {true, false}) {
+      Launch launch = launch_of(p, operands_aligned, results_aligned);
+      launch.prepare = true;
+      if (status.ok()) status = launch_in(p, GemmBuffers{}, launch);
+    }
+  }
+  return status;
 }
 
 Status launch_direct(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   if (p.output_empty()) return {};
-  Launch launch;
-  const int64_t tile_option = fixed(p, kTile), warps = fixed(p, kWarps);
-  launch.config = tile_option && warps ? Config{static_cast<int>(tile_option) - 1, static_cast<int>(warps)}
-                                       : rank_configs(p, kModelSms).front().config;
-  if (!kTiles[launch.config.tile].fits(major_a(p))) launch.config.tile = kFallback;
-  launch.aligned = made_of_vectors(p) && aligned(buffers.a, 16) && aligned(buffers.b, 16);
-  launch.flow = flow_of(p, launch.config, launch.aligned, kModelSms);
-  const TileConfig& tile = kTiles[launch.config.tile];
-  launch.blocks = dim3(static_cast<unsigned>(ceil_div(p.n, tile.n)),
-                       static_cast<unsigned>(ceil_div(p.m, tile.m)), static_cast<unsigned>(p.batch_count()));
-  launch.finish = finish_of(p, aligned(buffers.d, 8) && aligned(buffers.bias, 8));
+  Launch launch = launch_of(p, aligned(buffers.a, 16) && aligned(buffers.b, 16),
+                            aligned(buffers.d, 8) && aligned(buffers.bias, 8));
   launch.stream = executor.stream;
   return launch_in(p, buffers, launch);
 }

@@ -23,13 +23,11 @@ Status launch_engine(const Params<typename E::In>& params, const Launch& launch)
 
 template <typename In, Major kA, Major kB>
 Status launch_tiles(const Params<In>& params, const Launch& launch) {
-  Status status;
+  Status status{"internal error: no such tile, flow and finish in kernel 'direct'"};
   const auto run = [&]<int kTile, bool kAligned, Flow kFlow, Finish kFinish>() {
     if constexpr (kTiles[kTile].fits(kA) && compiled(kTiles[kTile], kAligned, kFlow)) {
-      // Alignment depends on the operands' addresses, which are not known when preparing.
-      const bool asked = kTile == launch.config.tile && kAligned == launch.aligned && kFlow == launch.flow &&
-                         kFinish == launch.finish;
-      if (status.ok() && (asked || launch.prepare))
+      if (kTile == launch.config.tile && kAligned == launch.aligned && kFlow == launch.flow &&
+          kFinish == launch.finish)
         status = launch_engine<Engine<In, kA, kB, kTile, kAligned, kFlow, kFinish>>(params, launch);
     }
   };

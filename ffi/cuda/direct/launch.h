@@ -7,7 +7,7 @@
 namespace jaxgemm::cuda::direct {
 
 struct Launch {
-  bool prepare = false;  // make the kernels of this type and majors known to the device instead
+  bool prepare = false;  // make the kernel known to the device instead
   bool aligned = true;
   Finish finish = Finish::kFull;
   Config config;

@@ -19,7 +19,7 @@ constexpr double kFinish = 0.072;     // of a tile's results, four a thread,
 constexpr double kSum = 0.0345;       // and of each warp's sums
 constexpr double kScatter = 0.09;     // results whose rows are no vectors: of a wave,
 constexpr double kScattered = 0.077;  // and of 16 rows of them that a multiprocessor stores
-constexpr double kActivated = 0.2;    // a bias and an activation, of a wave,
+constexpr double kActivated = 0.1;    // a bias and an activation of 16 rows of a multiprocessor,
 constexpr double kFull = 0.25;        // and of each row that a warp finishes with anything else
 constexpr double kTrip = 0.299;       // to memory, with aligned operands,
 constexpr double kUnalignedTrip = 0.755;
@@ -54,13 +54,13 @@ double cost(const GemmProblem& p, const Config& c, bool aligned, int sms) {
   const double moved = 2 * batch * (double(p.k) * double(p.m + p.n) + double(p.m) * double(p.n));
   const double groups = t.groups();
   const Finish finish = finish_of(p, true);
-  const double more = finish == Finish::kFull        ? kFull * std::ceil(double(t.m) / c.warps)
-                      : finish == Finish::kActivated ? kActivated
-                                                     : 0;
-  const double scattered =
-      p.n % 4 != 0 ? waves * kScatter + kScattered * std::ceil(tiles / sms) * t.m / 16 : 0;
-  const double finishing = kFinish * std::max(1.0, groups / c.warps) + kSum * c.warps + more;
-  return kLaunch + waves * finishing + scattered + trips + instructions + loaded / kL2 + moved / kDram;
+  const double rows = std::ceil(tiles / sms) * t.m / 16;
+  const double scattered = p.n % 4 != 0 ? waves * kScatter + kScattered * rows : 0;
+  const double activated = finish == Finish::kActivated ? kActivated * rows : 0;
+  const double full = finish == Finish::kFull ? kFull * std::ceil(double(t.m) / c.warps) : 0;
+  const double finishing = kFinish * std::max(1.0, groups / c.warps) + kSum * c.warps + full;
+  return kLaunch + waves * finishing + activated + scattered + trips + instructions + loaded / kL2 +
+         moved / kDram;
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ SUITES: dict[str, Suite] = {
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
     "survey": Suite(_survey(_KINDS, 12, 2032), ("auto", "sm90")),
-    "small": Suite(_survey(_SMALL_KINDS, 12, 2034), ("auto", "sm90", "direct")),
+    "small": Suite(_survey(_SMALL_KINDS, 12, 2035), ("auto", "sm90", "direct")),
     "mixed_products": Suite(_MIXED, ("auto", "sm90", "direct")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

@@ -54,6 +54,7 @@ struct Engine {
   static constexpr bool kPermutedRows = kA == Major::kMN;
   using A = Source<kA, kM, kAligned, kPermutedRows>;
   using B = Source<kB, kN, kAligned, true>;
+  static constexpr bool kBiasSoon = kAligned || !kFlow.loops;
   static constexpr int kDepth = kFlow.depth;
   static constexpr bool kLoops = kFlow.loops;
   static constexpr int kBlocks =
@@ -127,7 +128,7 @@ __device__ __forceinline__ T total(const T* from, int warps) {
 }
 
 // Packed results: a lane stores its groups, or sums of several warps' that met in shared memory as they are.
-// A bias is on its way during the main loop.
+// A bias is on its way during the main loop, if there are registers for it.
 template <typename E>
 class PackedResults {
   using In = typename E::In;
@@ -142,17 +143,12 @@ class PackedResults {
     cols_ = p.n - col;
     index_ = int64_t(batch * p.m + row) * p.n + col;
     asm volatile("" : "+r"(rows_), "+r"(cols_), "+l"(index_));
-    if constexpr (E::kActivated) {
-      if (!p.result.to_in.bias) return;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (i * 4 < cols_) bias_[i] = __ldg(reinterpret_cast<const uint2*>(p.result.to_in.bias + col) + i);
-      }
-    }
+    col_ = col;
+    if constexpr (E::kActivated && E::kBiasSoon) load_bias();
   }
 
-  __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp,
-                                        int warps) const {
+  __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp, int warps) {
+    if constexpr (E::kActivated && !E::kBiasSoon) load_bias();
     if (warps == 1) {
 #pragma unroll
       for (int i = 0; i < E::kGroups; ++i) store(i, group<E>(acc, i));
@@ -186,7 +182,16 @@ class PackedResults {
                  make_uint2(pack<In>(y[0], y[1]), pack<In>(y[2], y[3])));
   }
 
+  __device__ __forceinline__ void load_bias() {
+    if (!p_.result.to_in.bias) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i * 4 < cols_) bias_[i] = __ldg(reinterpret_cast<const uint2*>(p_.result.to_in.bias + col_) + i);
+    }
+  }
+
   const Params<In>& p_;
+  int col_;          // the lane's first
   int rows_, cols_;  // of the result, from the lane's first on
   int64_t index_;
   uint2 bias_[2] = {};  // of the columns of a lane's groups
@@ -280,7 +285,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, E::kBlocks)
     a.load(chunk_a[i]);
     b.load(chunk_b[i]);
   }
-  const std::conditional_t<E::kPacked, PackedResults<E>, Rows<E>> results(p, batch, row, col);
+  std::conditional_t<E::kPacked, PackedResults<E>, Rows<E>> results(p, batch, row, col);
   typename E::Sums acc;
   multiply<E>(acc, a, b, chunk_a, chunk_b, p.rounds + (warp < p.extra));
   results.store(acc, shared, warp, warps);

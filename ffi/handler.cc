@@ -238,8 +238,8 @@ std::string decode(const ffi::Dictionary& attributes, const Buffers& buffers, co
 Known know(const WireAttributes& attributes, const Buffers& buffers, const Place& place) {
   Known known;
   known.wrong = decode(ffi::Dictionary(attributes.attrs), buffers, place, known);
-  // The attributes go with the call.
-  std::copy(known.problem.config.begin(), known.problem.config.end(), known.config.begin());
+  // The attributes go with the call. Of one that is wrong there may be any number of values.
+  if (known.wrong.empty()) std::ranges::copy(known.problem.config, known.config.begin());
   return known;
 }
 

@@ -21,7 +21,7 @@ constexpr DType kType = std::is_same_v<In, __half> ? DType::kF16 : DType::kBF16;
 template <typename In, DType kD>
 using TypesOf = Types<kType<In>, kType<In>, kD, DType::kF32>;
 
-// By Params::f32.
+// The one that Params::f32 says.
 template <typename In>
 union Result {
   Epilogue<TypesOf<In, kType<In>>> to_in;
@@ -54,9 +54,9 @@ struct Engine {
   static constexpr bool kPermutedRows = kA == Major::kMN;
   using A = Source<kA, kM, kAligned, kPermutedRows>;
   using B = Source<kB, kN, kAligned, true>;
-  static constexpr bool kBiasSoon = kAligned || !kFlow.loops;
   static constexpr int kDepth = kFlow.depth;
   static constexpr bool kLoops = kFlow.loops;
+  static constexpr bool kBiasSoon = kAligned || !kLoops;
   static constexpr int kBlocks =
       kFinish == Finish::kFull && kLoops ? 1 : kFlow.blocks(kTile, kAligned, kA, kB);
   static constexpr int kPitch = kN + 4;  // of a tile's rows in shared memory, to spread them over the banks
@@ -128,7 +128,7 @@ __device__ __forceinline__ T total(const T* from, int warps) {
 }
 
 // Packed results: a lane stores its groups, or sums of several warps' that met in shared memory as they are.
-// A bias is on its way during the main loop, if there are registers for it.
+// A bias is on its way during the main loop where that has registers to spare.
 template <typename E>
 class PackedResults {
   using In = typename E::In;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../device/epilogue.cuh"
+#include "../device/pair.cuh"
 #include "engine.cuh"
 
 namespace jaxgemm::cuda::sm80 {
@@ -15,17 +16,6 @@ template <typename T>
 struct alignas(4 * sizeof(T)) Four {
   T v[4];
 };
-
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 x = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(x);
-  } else {
-    const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(x);
-  }
-}
 
 template <typename E>
 class EpilogueWarp {

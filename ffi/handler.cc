@@ -1,4 +1,4 @@
-// The typed FFI handlers, and the only file that sees XLA's headers: decode, check, launch.
+// The typed FFI handlers: decode, check, launch. Only this file and wire.h see XLA's headers.
 #include "handler.h"
 
 #include <algorithm>
@@ -325,11 +325,11 @@ ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
 // as this is asked for every call at every execution of a program. Where XLA has since put another call's in
 // the same place, that one is prepared when it is executed.
 bool initialized_before(const WireAttributes& attributes, int32_t device) {
-  using Known = std::pair<const void*, int32_t>;
-  static thread_local std::array<Known, 1024> table;
-  const Known call{attributes.attrs->names[0]->ptr, device + 1};
-  Known& known = table[(reinterpret_cast<uintptr_t>(call.first) >> 4) % table.size()];
-  return std::exchange(known, call) == call;
+  using Seen = std::pair<const void*, int32_t>;
+  static thread_local std::array<Seen, 1024> table;
+  const Seen call{attributes.attrs->names[0]->ptr, device + 1};
+  Seen& seen = table[(reinterpret_cast<uintptr_t>(call.first) >> 4) % table.size()];
+  return std::exchange(seen, call) == call;
 }
 
 // Not captured, so per-device set-up belongs here. It reads its attributes only when it needs them.

@@ -47,7 +47,7 @@ _SMALLEST, _ONE_STEP = 3.4, 64
 _SMALL_BATCH, _BATCH_SUMS = 17.0, 80
 #: Activations that are hardly more than a comparison. Any other takes XLA's small kernels so many microseconds more,
 #: and ours are faster below so many.
-_CHEAP, _XLA_ACTIVATES, _SMALL_ACTIVATED = (None, "relu"), 1.0, 12.0
+_CHEAP, _XLA_ACTIVATES, _SMALL_ACTIVATED = (None, "relu"), 1.0, 6.0
 
 
 def better_left(problem: Problem, expected: float) -> str:
@@ -80,15 +80,15 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     """The rules for 16-bit products of aligned rows."""
     k, results = problem.k, problem.m * problem.n
     side, long = sorted((problem.m, problem.n))
-    padded = k % _WHOLE != 0
-    if _activates(problem) and expected < _SMALL_ACTIVATED:
+    padded, streams = k % _WHOLE != 0, k <= _STREAMED_SUMS and long >= _STREAMED
+    if _activates(problem) and expected < _SMALL_ACTIVATED and not streams:
         return ""
     if problem.batch != (1, 1):
         return "" if expected < _SMALL_BATCH and k >= _BATCH_SUMS else _NO_BATCH
     if side < _SHORT[0]:
         split = k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW)
         return "" if split or (k >= _SPLIT_SMALLEST and expected < _SMALLEST_FEW) else _NO_PADDING
-    if k <= _STREAMED_SUMS and long >= _STREAMED:
+    if streams:
         whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
         return "" if whole and min(side, k) >= _STREAMED_FROM else _STREAMS
     if padded and k >= _SPLIT[0] and results <= _SPLIT[1]:

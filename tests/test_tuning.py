@@ -97,6 +97,8 @@ def test_what_auto_takes(chosen, given):
         (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
         (problem(m=4, n=8192, k=8192), HOPPER, None, "needs no padding"),
         (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),
+        (problem(m=10000, n=40, k=24, epilogue=GELU), HOPPER, None, "short sums"),
+        (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "needs no padding"),
         (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),
         (replace(problem(m=64, n=64, k=64), batch=(1, 1024)), HOPPER, None, "a batch of aligned products"),
         (problem(m=8, n=8192, k=4096, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),

@@ -63,7 +63,8 @@ def gemm(
         bias: shape (n,), added to every row.
         activation: "relu", "gelu" (tanh form, as ``jax.nn.gelu``), "gelu_erf", "silu", "tanh" or "sigmoid".
         out_dtype: type of the result. By default that of the promoted operands; int32 for 8- and 16-bit integers.
-            Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers, and rounded once.
+            Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers, and rounded once. A product of XLA's
+            is rounded as jnp's is, before what follows it, unless XLA fuses that.
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
         kernel: "auto" (ours where it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgemm import dtypes
+
 T = TypeVar("T")
 
 #: The activations by name. "gelu" is the tanh form, as ``jax.nn.gelu`` computes by default.
@@ -65,6 +67,27 @@ class Epilogue:
         return replace(self, activation=None)
 
 
+def composed_type(epilogue: Epilogue, operands: Sequence[jax.Array], out: np.dtype, *, by_xla: bool) -> np.dtype:
+    """The type of a product whose epilogue is composed in jnp.
+
+    Of our kernels' it is the accumulator's, so that the result is rounded once. Of XLA's it is the result's, as one
+    would write it: then XLA fuses alpha, c, bias and some activations into its own product, and what devices add up is
+    no wider. But not where c or bias is wider, nor where alpha may bring a product back into f16's range.
+
+    Args:
+        epilogue: what follows.
+        operands: lhs, rhs[, c][, bias].
+        out: type of the result.
+        by_xla: whether XLA computes the product, or may.
+    """
+    lhs, _, *extra = operands
+    accumulator = dtypes.accumulator(np.dtype(lhs.dtype))
+    as_written = by_xla and out == lhs.dtype and jnp.issubdtype(out, jnp.inexact)
+    wider = any(jnp.promote_types(x.dtype, out) != out for x in extra)
+    rescaled = epilogue.alpha != 1.0 and out == np.float16
+    return out if as_written and not wider and not rescaled else accumulator
+
+
 def apply(
     epilogue: Epilogue,
     product: jax.Array,
@@ -74,8 +97,8 @@ def apply(
 ) -> jax.Array:
     """The epilogue in jnp, for what a kernel does not do itself.
 
-    ``product`` has the accumulator's type; ``c`` and ``bias`` are anything that broadcasts against it. The
-    result is rounded to ``out_dtype`` once, at the end.
+    It is computed in the type of ``product``, and rounded to ``out_dtype`` at the end; ``c`` and ``bias`` are anything
+    that broadcasts against the product.
     """
     compute = product.dtype
     x = product

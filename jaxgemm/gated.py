@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm import api, dtypes
+from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
     device_count,
@@ -30,7 +30,7 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm._runtime import GATED_TARGET
-from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
+from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply, composed_type
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import Decision
@@ -63,7 +63,8 @@ def gated_gemm(
         w_up: shape (k, n).
         activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
         out_dtype: type of the result; by default that of the promoted operands. Sums, the activation and the
-            multiplication are in the accumulator's type, rounded once.
+            multiplication are in the accumulator's type, rounded once; but products that XLA computes, or that several
+            devices do, are rounded to the result's type first, as in jnp.
         kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a gated form computes the
             two products, and jnp the rest.
 
@@ -117,14 +118,15 @@ def _abstract_eval(x: Any, gate: Any, _up: Any, **params: Any) -> Any:
     )
 
 
-def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, kept: bool = False, **params: Any) -> jax.Array:
-    """The same of two products, in the accumulator's type up to the end.
+def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
+    """The same of two products; ``narrow`` ones are in the result's type, whoever computes them.
 
-    Products that are kept for a derivative are in the result's type, as they would be in jnp: wider, they would take
-    twice the memory, and make the products of the backward pass as wide.
+    So are those that are kept for a derivative, as they would be in jnp (wider, they would take twice the memory, and
+    make the products of the backward pass as wide), and those whose parts devices may have to add up.
     """
     out = params["preferred_element_type"]
-    dtype = out if kept else dtypes.accumulator(np.dtype(x.dtype))
+    by_xla = params["kernel"] in ("auto", "xla")
+    dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=by_xla)
 
     def product(w: jax.Array) -> jax.Array:
         return api.bind(x, w, (), _dims(x), params["precision"], dtype, Epilogue(), params["kernel"], ())
@@ -150,7 +152,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         operands = list(primals)
         for i, value in zip(moving, given, strict=True):
             operands[i] = value
-        return compose(*operands, kept=True, **params)
+        return compose(*operands, narrow=True, **params)
 
     return jax.jvp(function, [primals[i] for i in moving], [tangents[i] for i in moving])
 
@@ -208,7 +210,7 @@ def launch(choice: Choice, x: jax.Array, gate: jax.Array, up: jax.Array, **param
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    function: Any = compose
+    function: Any = partial(compose, narrow=device_count(ctx) > 1)
     # As for single products, "auto" leaves those of programs on several devices to XLA.
     if params["kernel"] != "auto" or device_count(ctx) == 1:
         choice = decide(device_for(platform), ctx.avals_in, params).choice

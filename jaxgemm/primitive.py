@@ -29,7 +29,7 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm._runtime import TARGET
-from jaxgemm.epilogue import Epilogue, apply
+from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Plan, Problem, plan
 from jaxgemm.select import Choice, select
@@ -95,7 +95,9 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     # is not one that a kernel adds, so then the epilogue is composed.
     out_dtype = np.dtype(params["preferred_element_type"])
     size = next(x.shape[d] for x, d in zip(args, bdims, strict=True) if d is not None)
-    product = dict(params, epilogue=epilogue.scaling(), preferred_element_type=dtypes.accumulator(lhs.dtype))
+    by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
+    between = composed_type(epilogue, args, out_dtype, by_xla=by_xla)
+    product = dict(params, epilogue=epilogue.scaling(), preferred_element_type=between)
     c, bias = epilogue.split(tuple(extra))
     c_bdim, bias_bdim = epilogue.split(tuple(extra_bdims))
     if lhs_bdim is None and rhs_bdim is None:
@@ -309,12 +311,13 @@ def _lower(platform: str, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **p
     c, bias = epilogue.split(extra)
     if choice.kernel is None:
         plain = epilogue == Epilogue()
+        between = out_dtype if plain else composed_type(epilogue, (lhs, rhs, *extra), out_dtype, by_xla=True)
         z = lax.dot_general(
             lhs,
             rhs,
             params["dimension_numbers"],
             precision=params["precision"],
-            preferred_element_type=out_dtype if plain else dtypes.accumulator(lhs.dtype),
+            preferred_element_type=between,
             out_sharding=params["out_sharding"],
         )
         return z if plain else apply(epilogue, z, c, bias, out_dtype)

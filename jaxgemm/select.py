@@ -222,14 +222,14 @@ _COMBINING = (2.0, 4e6)
 
 def _composed(problem: Problem, device: Device) -> float:
     """Microseconds that a gated pair should take as two products, be they XLA's or ours, and what follows them."""
-    a, b, d = problem.dtypes
-    single = replace(problem, dtypes=(a, b, "float32"), epilogue=Epilogue(), gated=False)
+    a, _, d = problem.dtypes
+    single = replace(problem, epilogue=Epilogue(), gated=False)
     tried = [resolve(name, (), single, device) for name in CONTENDERS.get(a, (0, 0, ()))[2]]
     product = min((_expected(found) for found in tried if isinstance(found, Choice)), default=math.inf)
     if unaligned(problem):
         product = min(product, unaligned_microseconds(single))
     least, rate = _COMBINING
-    moved = problem.m * problem.n * (4 + 4 + np.dtype(jnp.dtype(d)).itemsize)
+    moved = problem.m * problem.n * 3 * np.dtype(jnp.dtype(d)).itemsize  # two products, and what they become
     return 2 * product + least + moved / rate
 
 

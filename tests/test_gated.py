@@ -279,6 +279,14 @@ def test_sharded(name, kernel, rng):
 
 
 @kernels
+def test_sums_of_devices_are_no_wider_than_in_jnp(kernel, rng):
+    args = operands(rng, rows=(16,), k=24, n=8, dtype="float16")
+    sharded = [put(v, mesh(), spec) for v, spec in zip(args, SPECS["contracted"], strict=True)]
+    assert_close(ours(kernel)(*sharded), exact(*args), rtol=EPS["float16"])
+    assert_no_more(traffic(ours(kernel), *sharded), traffic(theirs(), *sharded))
+
+
+@kernels
 def test_inside_of_shard_map(kernel, rng):
     args = operands(rng, rows=(16,), k=24, n=8, dtype="float32")
 

@@ -50,6 +50,39 @@ def test_a_jitted_product_is_one_call_with_no_copies():
     assert not [line for line in text.splitlines() if "stablehlo." in line and "custom_call" not in line]
 
 
+def _types_of_products(f, *shapes):
+    text = jax.jit(f).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    return re.findall(r"dot_general.*-> tensor<[\dx]*x(\w+)>", text)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "xla"])
+@pytest.mark.parametrize(
+    ("dtype", "bias", "alpha", "product"),
+    [
+        ("bfloat16", "bfloat16", 1.0, "bf16"),
+        ("bfloat16", "bfloat16", 0.5, "bf16"),
+        ("float16", "float16", 1.0, "f16"),
+        ("float16", "float16", 0.5, "f32"),  # which may bring it back into range
+        ("bfloat16", "float32", 1.0, "f32"),
+        ("float32", "float32", 0.5, "f32"),
+    ],
+)
+def test_what_xla_computes_is_written_as_in_jnp(kernel, dtype, bias, alpha, product):
+    """XLA fuses the epilogue of a product of the result's type into its own, and no other's."""
+    shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((4096, 4096), dtype), ((4096, 4096), dtype), ((4096,), bias))]
+    f = lambda a, b, bias: jaxgemm.gemm(a, b, alpha=alpha, bias=bias, out_dtype=dtype, kernel=kernel)  # noqa: E731
+    assert _types_of_products(f, *shapes) == [product]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "xla"])
+def test_what_xla_computes_is_written_as_in_jnp_under_vmap(kernel):
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4, 2048, 2048), (4, 2048, 2048), (4, 2048))]
+    f = lambda x, w, bias: jaxgemm.gemm(x, w, bias=bias, activation="gelu", kernel=kernel)  # noqa: E731
+    assert _types_of_products(jax.vmap(f), *shapes) == ["bf16"]
+    g = lambda x, w, up: jaxgemm.gated_gemm(x, w, up, kernel=kernel)  # noqa: E731
+    assert _types_of_products(jax.vmap(g), *shapes[:2], shapes[1]) == ["bf16", "bf16"]
+
+
 def test_vmap_over_one_operand_reads_the_other_in_place():
     f = jax.vmap(lambda a, b: jaxgemm.gemm(a, b, kernel="host"), (0, None))
     text = lowered(f, ("cpu",), (5, 32, 64), (64, 16))

@@ -14,6 +14,7 @@ import jaxgemm
 from jaxgemm import bench, case, plot, report
 from jaxgemm.__main__ import main
 from jaxgemm.case import Case
+from jaxgemm.kernels import find_kernel
 
 ON_CPU = jax.default_backend() == "cpu"
 OURS = "host" if ON_CPU else "tiled"
@@ -202,6 +203,7 @@ def test_explain(capsys):
     assert "layout NT" in out
 
 
+@pytest.mark.skipif(not find_kernel("tiled").built, reason="this build has no CUDA kernels")
 def test_explain_for_another_device(capsys):
     name = bench.gpu_name()
     status, out, _ = run(capsys, "explain", "4096", "4096", "4096", "--kernel", "tiled", "--device", name.lower())

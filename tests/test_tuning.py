@@ -83,6 +83,7 @@ def test_what_auto_takes(chosen, given):
     assert select.select(given, HOPPER).kernel.name == chosen
 
 
+@cuda
 @pytest.mark.parametrize(
     ("given", "device", "precision", "why"),
     [

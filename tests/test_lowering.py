@@ -1,6 +1,7 @@
 """What programs become: one call where there can be one, on any machine for any platform, with nothing copied."""
 
 import re
+from collections import Counter
 from functools import partial
 
 import jax
@@ -72,6 +73,21 @@ def test_what_xla_computes_is_written_as_in_jnp(kernel, dtype, bias, alpha, prod
     shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((4096, 4096), dtype), ((4096, 4096), dtype), ((4096,), bias))]
     f = lambda a, b, bias: jaxgemm.gemm(a, b, alpha=alpha, bias=bias, out_dtype=dtype, kernel=kernel)  # noqa: E731
     assert _types_of_products(f, *shapes) == [product]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_xla_compiles_what_it_compiles_of_jnp(dtype):
+    def theirs(x, w, c, bias):
+        return jax.nn.gelu(x @ w + c + bias)
+
+    def ours(x, w, c, bias):
+        return jaxgemm.gemm(x, w, c, bias=bias, activation="gelu", kernel="xla")
+
+    def instructions(f):
+        shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((256, 512), (512, 128), (256, 128), (128,))]
+        return Counter(re.findall(r" = (\S+ [\w-]+)\(", jax.jit(f).lower(*shapes).compile().as_text()))
+
+    assert instructions(ours) == instructions(theirs)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "xla"])

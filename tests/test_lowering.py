@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
 from meshes import mesh
 
 import jaxgemm
@@ -75,8 +76,9 @@ def test_what_xla_computes_is_written_as_in_jnp(kernel, dtype, bias, alpha, prod
     assert _types_of_products(f, *shapes) == [product]
 
 
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_xla_compiles_what_it_compiles_of_jnp(dtype):
+def test_xla_compiles_what_it_compiles_of_jnp(dtype, platform):
     def theirs(x, w, c, bias):
         return jax.nn.gelu(x @ w + c + bias)
 
@@ -84,7 +86,8 @@ def test_xla_compiles_what_it_compiles_of_jnp(dtype):
         return jaxgemm.gemm(x, w, c, bias=bias, activation="gelu", kernel="xla")
 
     def instructions(f):
-        shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((256, 512), (512, 128), (256, 128), (128,))]
+        here = SingleDeviceSharding(jax.devices(platform)[0])
+        shapes = [jax.ShapeDtypeStruct(s, dtype, sharding=here) for s in ((256, 512), (512, 128), (256, 128), (128,))]
         return Counter(re.findall(r" = (\S+ [\w-]+)\(", jax.jit(f).lower(*shapes).compile().as_text()))
 
     assert instructions(ours) == instructions(theirs)

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import paths
 from paths import forms, sets_of_operands
 
 import jaxgemm
-from jaxgemm import timing
 from jaxgemm.bench import Bench
 
 SAMPLE = 16  # rows of the result that are compared with float64
@@ -76,31 +76,8 @@ def _measure(bench: Bench, layer: Layer, kernels: Sequence[str]) -> list[dict[st
     found = forms(bench, kernels, lambda name: partial(jaxgemm.gated_gemm, kernel=name), _theirs)
     moved = jnp.dtype(layer.dtype).itemsize * (layer.m * layer.k + 2 * layer.k * layer.n)
     inputs = [layer.inputs(bench.seed + i) for i in range(sets_of_operands(bench, moved))]
-    programs: dict[str, timing.Program] = {}
-    rows: dict[str, dict[str, Any]] = {
-        name: {"problem": str(layer), "path": name, "ratio": None, "message": ""} for name in found
-    }
-    for name, (function, options) in found.items():
-        try:
-            program = jax.jit(function, compiler_options=options or None).lower(*inputs[0]).compile()
-            rows[name]["error"] = _error(program(*inputs[0]), inputs[0])
-            programs[name] = program
-        except Exception as error:
-            rows[name]["message"] = f"{type(error).__name__}: {error}"
-    times = bench.times(programs, inputs)
-    theirs = min((t.us for name, t in times.items() if name.startswith("XLA")), default=None)
-    for name, t in times.items():
-        rows[name] |= {"us": t.us, "launches": t.launches, "device_kernels": list(t.kernels), "calls": t.calls}
-        rows[name]["ratio"] = theirs / t.us if theirs else None
-    return list(rows.values())
+    return paths.measure(bench, str(layer), found, inputs, _error)
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row for the table whose columns are COLUMNS."""
-    if row["message"]:
-        return [row["problem"], row["path"], row["message"], *["-"] * (len(COLUMNS) - 3)]
-    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
-    return [row["problem"], row["path"], f"{row['us']:.1f}", str(row["launches"]), ratio, f"{row['error']:.1e}"]
-
-
-COLUMNS = ("m x n x k", "path", "us", "launches", "ratio", "error")
+COLUMNS = ("m x n x k", *paths.COLUMNS)
+cells = paths.cells

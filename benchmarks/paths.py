@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxgemm import timing
 from jaxgemm.bench import Bench, cache_bytes
 
 Function = Callable[..., jax.Array]
@@ -23,3 +24,49 @@ def forms(
 def sets_of_operands(bench: Bench, size: int) -> int:
     """How many sets of so many bytes pass three times the cache, or 32 if that is less."""
     return min(32, 1 + 3 * cache_bytes(bench.limits) // size)
+
+
+def measure(
+    bench: Bench,
+    problem: str,
+    found: dict[str, tuple[Function, dict[str, Any]]],
+    inputs: Sequence[tuple[jax.Array, ...]],
+    error: Callable[[jax.Array, Sequence[jax.Array]], float],
+) -> list[dict[str, Any]]:
+    """One row a path, with XLA's faster path's time over this one's.
+
+    Args:
+        bench: how to measure.
+        problem: what the rows are called.
+        found: as :func:`forms` finds them; they take turns.
+        inputs: sets of operands, which take turns.
+        error: of a result and its operands.
+    """
+    programs: dict[str, timing.Program] = {}
+    rows: dict[str, dict[str, Any]] = {
+        name: {"problem": problem, "path": name, "ratio": None, "message": ""} for name in found
+    }
+    for name, (function, options) in found.items():
+        try:
+            program = jax.jit(function, compiler_options=options or None).lower(*inputs[0]).compile()
+            rows[name]["error"] = error(program(*inputs[0]), inputs[0])
+            programs[name] = program
+        except Exception as failure:
+            rows[name]["message"] = f"{type(failure).__name__}: {failure}"
+    times = bench.times(programs, inputs)
+    theirs = min((t.us for name, t in times.items() if name.startswith("XLA")), default=None)
+    for name, t in times.items():
+        rows[name] |= {"us": t.us, "launches": t.launches, "device_kernels": list(t.kernels), "calls": t.calls}
+        rows[name]["ratio"] = theirs / t.us if theirs else None
+    return list(rows.values())
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row for a table whose columns are what is measured, and then COLUMNS."""
+    if row["message"]:
+        return [row["problem"], row["path"], row["message"], *["-"] * (len(COLUMNS) - 2)]
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+    return [row["problem"], row["path"], f"{row['us']:.1f}", str(row["launches"]), ratio, f"{row['error']:.1e}"]
+
+
+COLUMNS = ("path", "us", "launches", "ratio", "error")

@@ -23,10 +23,12 @@ sys.path += [str(_HERE), str(_HERE.parent / "tests")]
 
 import chain  # noqa: E402
 import gated_layers  # noqa: E402
+import programs  # noqa: E402
 import variants  # noqa: E402
 from chain import CHAINS  # noqa: E402
 from gated_layers import LAYERS  # noqa: E402
 from gpu_record import digest  # noqa: E402  # of the sources beside this script, taken to be those that were built
+from programs import PROGRAMS  # noqa: E402
 from shapes import SUITES  # noqa: E402
 from variants import VARIED  # noqa: E402
 
@@ -67,6 +69,8 @@ def _table(name: str) -> Table:
     if name in LAYERS:
         title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
         return Table(gated_layers, LAYERS[name], title, gated_layers.KERNELS)
+    if name in PROGRAMS:
+        return Table(programs, PROGRAMS[name], "What models write, beside the same by jnp", programs.KERNELS)
     return Table(variants, VARIED[name], "Variations of products, which take turns", variants.KERNELS)
 
 
@@ -90,7 +94,7 @@ def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> li
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *VARIED])
+    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS, *VARIED])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -363,7 +364,7 @@ def runner_script(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    for name in ("shapes", "chain", "gated_layers", "paths", "variants"):
+    for name in ("shapes", "chain", "gated_layers", "paths", "programs", "variants"):
         sys.modules.pop(name, None)
 
 
@@ -373,10 +374,13 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     monkeypatch.setitem(runner_script.LAYERS, "gated", (runner_script.gated_layers.Layer(5, 24, 16, "float32"),))
     varied = Case(5, 24, 16, "float32")
     monkeypatch.setitem(runner_script.VARIED, "variants", (varied,))
+    made = runner_script.programs
+    scores = replace(made.einsum("scores", "bthk,bshk->bhts", (2, 5, 3, 4), (2, 6, 3, 4)), dtype="float32")
+    biased = replace(made.dense("bias", made._biased, {"bias": (6,)}, 5, 6, 7), dtype="float32")
+    monkeypatch.setitem(runner_script.PROGRAMS, "programs", (scores, biased))
     monkeypatch.setattr(runner_script, "digest", lambda: "of the sources")
-    monkeypatch.setattr(
-        sys, "argv", ["run.py", "smoke", "chain", "gated", "variants", "--repeats", "3", "--results", str(tmp_path)]
-    )
+    suites = "smoke", "chain", "gated", "programs", "variants"
+    monkeypatch.setattr(sys, "argv", ["run.py", *suites, "--repeats", "3", "--results", str(tmp_path)])
     assert runner_script.main() == 0
     folder = tmp_path / runner_script.slug(report.device_name(jax.devices()[0]))
     smoke = json.loads((folder / "smoke.json").read_text())
@@ -389,6 +393,9 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     gated = json.loads((folder / "gated.json").read_text())["rows"]
     assert [row["path"] for row in gated] == ["jaxgemm auto", "jaxgemm host", "XLA default"]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-5 for row in gated)
+    written = json.loads((folder / "programs.json").read_text())["rows"]
+    assert [row["problem"] for row in written[::3]] == [str(scores), str(biased)]
+    assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-6 for row in written)
     rows = json.loads((folder / "variants.json").read_text())["rows"]
     assert [row["problem"] for row in rows[::3]] == [str(case) for case in runner_script.variants.variations(varied)]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["over"] > 0 and row["error"] < 1e-3 for row in rows)

@@ -1,0 +1,121 @@
+"""What models write around products and with them: several axes at once, heads that lie between, biases, residuals.
+
+Beside each stands what one would write with jnp, as XLA compiles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paths
+from paths import Function, forms, sets_of_operands
+
+import jaxgemm
+from jaxgemm.bench import Bench
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of bf16 operands.
+
+    Attributes:
+        name: what it is.
+        shapes: of the operands.
+        ours: takes a kernel's name, gives the function.
+        theirs: the same by jnp.
+        dtype: of the operands.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    ours: Callable[[str], Function]
+    theirs: Function
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {', '.join('x'.join(map(str, shape)) for shape in self.shapes)}"
+
+    def inputs(self, seed: int) -> tuple[jax.Array, ...]:
+        """Normal numbers."""
+        keys = jax.random.split(jax.random.key(seed), len(self.shapes))
+        return tuple(jax.random.normal(key, s, self.dtype) for key, s in zip(keys, self.shapes, strict=True))
+
+    def error(self, got: jax.Array, inputs: Sequence[jax.Array]) -> float:
+        """Relative difference from float64, in the Frobenius norm."""
+        with jax.enable_x64(True):
+            want = np.asarray(jax.jit(self.theirs)(*(x.astype(jnp.float64) for x in inputs)))
+        return float(np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want))
+
+
+def einsum(name: str, equation: str, *shapes: Shape) -> Program:
+    """A contraction."""
+
+    def ours(kernel: str) -> Function:
+        return partial(jnp.einsum, equation, _dot_general=partial(jaxgemm.dot_general, kernel=kernel))
+
+    return Program(f"{name} {equation}", shapes, ours, partial(jnp.einsum, equation))
+
+
+def dense(name: str, theirs: Function, extra: dict[str, Shape], m: int, n: int, k: int, **options: Any) -> Program:
+    """A product and what follows it; ``extra`` are further operands of gemm, by name."""
+
+    def ours(kernel: str) -> Function:
+        return lambda x, w, *rest: jaxgemm.gemm(x, w, kernel=kernel, **dict(zip(extra, rest, strict=True)), **options)
+
+    return Program(name, ((m, k), (k, n), *extra.values()), ours, theirs)
+
+
+def _biased(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+    return x @ w + bias
+
+
+def _residual(x: jax.Array, w: jax.Array, c: jax.Array, bias: jax.Array) -> jax.Array:
+    return x @ w + c + bias
+
+
+def _scaled(x: jax.Array, w: jax.Array) -> jax.Array:
+    return 0.125 * (x @ w)
+
+
+PROGRAMS = {
+    "programs": (
+        einsum("heads", "btd,dhk->bthk", (4, 1024, 1024), (1024, 16, 64)),
+        einsum("scores", "bthk,bshk->bhts", (4, 1024, 16, 64), (4, 1024, 16, 64)),
+        einsum("values", "bhts,bshk->bthk", (4, 16, 1024, 1024), (4, 1024, 16, 64)),
+        einsum("output", "bthk,hkd->btd", (4, 1024, 16, 64), (16, 64, 1024)),
+        einsum("scores", "bthk,bshk->bhts", (2, 512, 32, 128), (2, 512, 32, 128)),
+        einsum("scores", "bthk,bshk->bhts", (2, 300, 10, 50), (2, 300, 10, 50)),
+        einsum("scores of a token", "bhk,bshk->bhs", (16, 16, 64), (16, 2048, 16, 64)),
+        einsum("experts", "ecd,edf->ecf", (8, 512, 1024), (8, 1024, 4096)),
+        dense("bias", _biased, {"bias": (4096,)}, 4096, 4096, 4096),
+        dense("bias", _biased, {"bias": (8192,)}, 2048, 8192, 8192),
+        dense("bias", _biased, {"bias": (4096,)}, 512, 4096, 1024),
+        dense("residual and bias", _residual, {"c": (4096, 4096), "bias": (4096,)}, 4096, 4096, 4096),
+        dense("residual and bias", _residual, {"c": (1024, 1024), "bias": (1024,)}, 1024, 1024, 4096),
+        dense("scaled", _scaled, {}, 4096, 4096, 4096, alpha=0.125),
+    )
+}
+KERNELS = ("auto", "sm90")
+
+
+def measure(bench: Bench, programs: Sequence[Program], kernels: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a program and path, with XLA's faster path's time over this one's."""
+    rows = []
+    for program in programs:
+        found = forms(bench, kernels, program.ours, program.theirs)
+        moved = jnp.dtype(program.dtype).itemsize * sum(int(np.prod(shape)) for shape in program.shapes)
+        inputs = [program.inputs(bench.seed + i) for i in range(sets_of_operands(bench, moved))]
+        rows += paths.measure(bench, str(program), found, inputs, program.error)
+    return rows
+
+
+COLUMNS = ("program", *paths.COLUMNS)
+cells = paths.cells

@@ -58,6 +58,8 @@ class Product:
         ]
         if self.gated:
             lines.append(f"  gated      {self.gated}")
+        if choice.kernel is None and self.epilogue != Epilogue():
+            lines.append(f"  epilogue   {_epilogue(self.epilogue)}, written in jnp, which XLA may fuse")
         if choice.kernel is not None:
             options = dict(zip(choice.kernel.options, choice.config, strict=False))
             text = ", ".join(f"{name} {value}" for name, value in options.items()) or "the kernel's own"

@@ -95,6 +95,14 @@ def test_cuda_without_such_a_device_is_an_h200():
     assert "floor" in str(naive())
 
 
+def test_the_epilogue_of_a_product_of_xlas():
+    shapes = shape(8, 16), shape(16, 4), shape(4)
+    plain = jaxgemm.explain(lambda a, b, _: jaxgemm.gemm(a, b), *shapes, platform="cpu")
+    biased = jaxgemm.explain(lambda a, b, v: jaxgemm.gemm(a, b, bias=v, activation="gelu"), *shapes, platform="cpu")
+    assert "epilogue" not in str(plain)
+    assert "epilogue   gelu(a b + bias), written in jnp" in str(biased)
+
+
 def test_a_kernel_that_cannot_is_an_error():
     with pytest.raises(jaxgemm.UnsupportedError, match="runs on cuda, the program is for cpu"):
         jaxgemm.explain(shape(8, 8), shape(8, 8), kernel="naive", platform="cpu")

@@ -5,6 +5,7 @@ Seen on jax 0.10.2 and 0.11.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,9 +44,12 @@ def explicit_axes(mesh: Any) -> bool:
 def varying_axes(x: Any) -> frozenset[str]:
     """The mesh axes of the ``shard_map``s around us along which ``x`` differs; empty where they are not checked.
 
+    ``x`` may be a value or a type.
+
     Stands in for: what ``jax.typeof(x)`` prints as ``{V:x}``, of which there is no public view.
     """
-    axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    axes: frozenset[str] = aval.manual_axis_type.varying
     return axes
 
 
@@ -69,3 +73,11 @@ def device_count(ctx: Any) -> int:
     if isinstance(context, ShardingContext):
         return int(context.num_devices)
     return int(context.mesh.size) if isinstance(context, SPMDAxisContext) else 1
+
+
+def same_settings(eqns: Sequence[Any]) -> bool:
+    """Whether equations were traced under the same settings, as of where they are computed.
+
+    Stands in for: a public view of ``JaxprEqn.ctx``.
+    """
+    return all(eqn.ctx is eqns[0].ctx for eqn in eqns)

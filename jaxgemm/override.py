@@ -2,8 +2,9 @@
 
 The function is traced to a jaxpr, in which the primitive of each eligible product is exchanged, also inside of
 jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
-so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. A
-``ragged_dot`` is exchanged for the dense product that jaxgemm/ragged.py makes of it.
+so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. But a bias
+and an activation become the product's epilogue (jaxgemm/fusion.py), and a ``ragged_dot`` is exchanged for the dense
+product that jaxgemm/ragged.py makes of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
+from jaxgemm.fusion import fusions
 from jaxgemm.kernels import UnsupportedError, default_platform, find_kernel, kernels
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import decide, gemm_p
@@ -95,6 +97,9 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     It reaches through jit, scan, while, cond, checkpoint, shard_map, custom_jvp and custom_vjp, whose rules stay in
     force, and composes with grad, vmap and jit from outside. Products that no kernel computes stay as they are;
     ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
+
+    A bias along the last axis and an activation that :func:`jaxgemm.gemm` knows, right after a product, become part of
+    it, if nothing else reads what stands between.
 
     ``lax.ragged_dot`` becomes one masked product over all groups, where a kernel of ours computes that: one asked for
     by name, or the one that "auto" takes. Otherwise it stays XLA's, which may have an instruction for it.
@@ -171,8 +176,10 @@ def _route(jaxpr: Any, routing: Routing) -> Any:
     """The jaxpr, open or closed, with its eligible products exchanged."""
     known = _memo.setdefault(jaxpr, {})
     if routing not in known:
-        eqns = [_route_eqn(eqn, routing) for eqn in jaxpr.eqns]
-        if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
+        fused, absorbed = _fuse(getattr(jaxpr, "jaxpr", jaxpr), routing)
+        kept = [i for i in range(len(jaxpr.eqns)) if i not in absorbed]
+        eqns = [fused[i] if i in fused else _route_eqn(jaxpr.eqns[i], routing) for i in kept]
+        if len(eqns) == len(jaxpr.eqns) and all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
             known[routing] = None
         elif isinstance(jaxpr, Jaxpr):
             known[routing] = jaxpr.replace(eqns=eqns)
@@ -180,6 +187,31 @@ def _route(jaxpr: Any, routing: Routing) -> Any:
             known[routing] = jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(eqns=eqns))
     new = known[routing]
     return jaxpr if new is None else new
+
+
+def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
+    """Products with what they take up, by the place where they go, and the equations that go with them."""
+    fused, absorbed = {}, set[int]()
+    for found in fusions(jaxpr) if routing.kernel != "xla" else ():
+        eqn, *_, last = (jaxpr.eqns[i] for i in found.eqns)
+        invars = [*eqn.invars, *([] if found.bias is None else [found.bias])]
+        params = {**_gemm_params(eqn, routing), "epilogue": found.epilogue}
+        if refusal(eqn, routing) or not _takes_up([v.aval for v in invars], params):
+            continue
+        fused[found.eqns[-1]] = eqn.replace(primitive=gemm_p, invars=invars, outvars=last.outvars, params=params)
+        absorbed |= {*found.eqns[:-1]}
+    return fused, absorbed
+
+
+def _takes_up(avals: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether the kernel that was asked for does all of it. What "auto" leaves to XLA is what it was."""
+    if params["kernel"] == "auto":
+        return True
+    try:
+        problem = decide(find_kernel(params["kernel"]).platform, avals, params).problem
+    except UnsupportedError:
+        return False
+    return problem is not None and problem.epilogue == params["epilogue"]
 
 
 def _route_eqn(eqn: Any, routing: Routing) -> Any:

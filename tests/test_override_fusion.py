@@ -1,0 +1,163 @@
+"""What override makes part of a product: a bias and an activation right after it, which nothing else reads."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec as P
+from meshes import mesh
+from routing import check, close, total
+
+import jaxgemm
+from jaxgemm.epilogue import ACTIVATIONS, Epilogue
+from jaxgemm.override import override
+from jaxgemm.primitive import gemm_p
+
+PLAIN, BIAS = Epilogue(), Epilogue(has_bias=True)
+
+
+@pytest.fixture
+def b(rng):
+    return jnp.asarray(rng.standard_normal(8))
+
+
+def epilogues(function, *args, **options):
+    """Of the products in the jaxpr of the function with its products routed."""
+    found, stack = [], [jax.make_jaxpr(override(function, **options))(*args).jaxpr]
+    while stack:
+        for eqn in stack.pop().eqns:
+            found += [eqn.params["epilogue"]] if eqn.primitive is gemm_p else []
+            stack.extend(jaxprs_in_params(eqn.params))
+    return found
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("biased", [False, True])
+def test_what_follows_a_product_is_taken_up(activation, biased, x, w, b):
+    apply = ACTIVATIONS.get(activation, lambda z: z)
+    f = (lambda x, w, b: apply(x @ w + b)) if biased else (lambda x, w, _b: apply(x @ w))
+    check(f, x, w, b, products=1)
+    for kernel in ("auto", "host"):
+        assert epilogues(f, x, w, b, kernel=kernel) == [Epilogue(has_bias=biased, activation=activation)]
+
+
+WRITTEN = {
+    "bias first": lambda x, w, b: b + x @ w,
+    "one row": lambda x, w, b: x @ w + b[None],
+    "reshaped": lambda x, w, b: x @ w + jnp.reshape(b, (1, -1)),
+    "repeated": lambda x, w, b: x @ w + jnp.broadcast_to(b, (5, 8)),
+    "more axes": lambda x, w, b: x[:, None] @ w + b,
+    "one column": lambda x, w, b: x @ w[:, :1] + b[:1],
+    "in jit": lambda x, w, b: jax.jit(lambda x: x @ w + b)(x),
+    "in scan": lambda x, w, b: lax.scan(lambda c, _: (c @ w + b, None), x, None, length=2)[0],
+    "in checkpoint": lambda x, w, b: jax.checkpoint(lambda x: x @ w + b)(x),
+    "bias made later": lambda x, w, b: (lambda z: z + jnp.sin(b))(x @ w),
+    "bias read elsewhere": lambda x, w, b: (x @ w + b) * b,
+    "vmap": lambda x, w, b: jax.vmap(lambda row: row @ w + b)(x),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_bias_however_it_is_written(name, x, w, b):
+    check(WRITTEN[name], x, w, b, products=1)
+    assert epilogues(WRITTEN[name], x, w, b) == [BIAS]
+
+
+@jax.custom_jvp
+@jax.jit
+def relu(x):
+    return jnp.maximum(x, 0)
+
+
+@relu.defjvp
+def jvp(primals, tangents):  # as the rule of jax.nn.relu is called
+    return relu(*primals), tangents[0]
+
+
+def _read_elsewhere(x, w, b):
+    z = x @ w
+    return z + b, jnp.sum(z)
+
+
+LEFT = {
+    "a bias along rows": (lambda x, w, b: x @ w + b[:5, None], PLAIN),
+    "a bias along rows of as many": (lambda _x, w, b: w @ w + b[:, None], PLAIN),
+    "a matrix": (lambda x, w, _b: x @ w + x, PLAIN),
+    "a number": (lambda x, w, b: x @ w + b[0], PLAIN),
+    "another type": (lambda x, w, b: (x @ w).astype(jnp.float32) + b.astype(jnp.float32), PLAIN),
+    "a difference": (lambda x, w, b: x @ w - b, PLAIN),
+    "a product read elsewhere": (_read_elsewhere, PLAIN),
+    "a product that is a result": (lambda x, w, _b: (lambda z: (z, jnp.tanh(z)))(x @ w), PLAIN),
+    "a sum that is a result": (lambda x, w, b: (lambda z: (z, jnp.tanh(z)))(x @ w + b), BIAS),
+    "twice the product": (lambda x, w, _b: (lambda z: z + z)(x @ w), PLAIN),
+    "another function": (lambda x, w, b: jnp.sin(x @ w + b), BIAS),
+    "a function with a rule of its own": (lambda x, w, b: relu(x @ w + b), BIAS),
+    "half of a gelu": (lambda x, w, b: (lambda z: z * (1 + jnp.tanh(z)))(x @ w + b), BIAS),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_the_rest_stays(name, x, w, b):
+    function, expected = LEFT[name]
+    check(function, x, w, b, products=1)
+    assert epilogues(function, x, w, b) == [expected]
+
+
+def test_a_derivative_keeps_what_it_needs(x, w, b):
+    def gradient(x, w, b):
+        return jax.grad(total(lambda *args: jax.nn.silu(args[0] @ args[1] + args[2])), (0, 1, 2))(x, w, b)
+
+    close(override(gradient)(x, w, b), gradient(x, w, b))
+    assert BIAS in epilogues(gradient, x, w, b)
+    assert not any(e.activation for e in epilogues(gradient, x, w, b))
+
+
+def test_what_xla_is_asked_for_is_left_as_it_is(x, w, b):
+    assert epilogues(lambda x, w, b: jnp.tanh(x @ w + b), x, w, b, kernel="xla") == [PLAIN]
+
+
+def test_a_kernel_that_cannot_is_not_asked_to(x, w, b):
+    f = lambda x, w, b: jnp.tanh(lax.dot_general(x, w, (((1,), (0,)), ((), ()))) + b)  # noqa: E731
+    integers = jnp.ones((5, 8), jnp.int8), jnp.ones((8, 8), jnp.int8), jnp.ones(8, jnp.int32)
+    g = lambda x, w, b: lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32) + b  # noqa: E731
+    assert epilogues(g, *integers) == [PLAIN]
+    # One axis of columns is what kernels add a bias along; of more, the last.
+    h = lambda x, w, b: jnp.einsum("ab,bcd->acd", x, w.reshape(8, 2, 4)) + b[:4]  # noqa: E731
+    assert epilogues(h, x, w, b, kernel="host") == [PLAIN]
+    check(h, x, w, b, products=1)
+    assert epilogues(f, x, w, b, kernel="host") == [Epilogue(has_bias=True, activation="tanh")]
+
+
+def test_an_unmodified_layer(rng):
+    x = jnp.asarray(rng.standard_normal((3, 4, 6)), jnp.bfloat16)
+    layer = nn.Dense(8, dtype=jnp.bfloat16)
+    variables = layer.init(jax.random.key(0), x)
+    f = lambda v, x: nn.gelu(layer.apply(v, x))  # noqa: E731
+    assert epilogues(f, variables, x) == [Epilogue(has_bias=True, activation="gelu")]
+    np.testing.assert_array_equal(jax.jit(override(f))(variables, x), jax.jit(f)(variables, x))
+    assert "gelu(a b + bias)" in str(jaxgemm.explain(override(f), variables, x))
+
+
+@pytest.mark.parametrize("types", ["Auto", "Explicit"])
+def test_on_a_mesh(types, rng):
+    on = mesh((8,), ("x",), types=types)
+    x, w, b = (rng.standard_normal(s) for s in ((16, 8), (8, 24), (24,)))
+    f = lambda x, w, b: jax.nn.silu(x @ w + b)  # noqa: E731
+    expected = f(x, w, b)
+    with jax.set_mesh(on):
+        sharded = [jax.device_put(v, jax.NamedSharding(on, s)) for v, s in ((x, P("x")), (w, P()), (b, P()))]
+        for kernel in ("auto", "host"):
+            close(np.asarray(jax.jit(override(f, kernel=kernel))(*sharded)), np.asarray(expected))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "host"])
+def test_inside_of_shard_map(kernel, rng):
+    x, w, b = (jnp.asarray(rng.standard_normal(s)) for s in ((16, 8), (8, 24), (24,)))
+    specs = {"mesh": mesh((8,), ("x",)), "in_specs": (P("x"), P(), P()), "out_specs": P("x")}
+    f = jax.shard_map(lambda x, w, b: jnp.tanh(x @ w + b), **specs)
+    ours = override(f, kernel=kernel)
+    close(jax.jit(ours)(x, w, b), jax.jit(f)(x, w, b))
+    close(*(jax.jit(jax.grad(total(g), argnums=(0, 1, 2)))(x, w, b) for g in (ours, f)))

@@ -105,9 +105,10 @@ class _Values:
         if start is None:
             return (), None
         for name in ACTIVATIONS:
-            reference = _activation(name, value.aval.shape, value.aval.dtype)
-            end = start + len(reference.eqns)
-            if self._is_alone(value, self._eqns[start:end]) and _is_same(value, self._eqns[start:end], reference):
+            reference = _Reference.of(name, value.aval.shape, value.aval.dtype)
+            end = start + len(reference.jaxpr.eqns)
+            eqns = self._eqns[start:end]
+            if self._is_alone(value, eqns) and reference.matches(value, eqns):
                 return tuple(range(start, end)), name
         return (), None
 
@@ -130,18 +131,27 @@ def _repeats_a_row(eqn: Any) -> bool:
     return before[-1:] == after[-1:] and last == (len(after) - 1,) and all(n == 1 for n in before[:-1])
 
 
-@lru_cache(maxsize=1024)
-def _activation(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Jaxpr:
-    jaxpr: Jaxpr = jax.make_jaxpr(ACTIVATIONS[name])(jax.ShapeDtypeStruct(shape, dtype)).jaxpr
-    return jaxpr
+@dataclass(frozen=True)
+class _Reference:
+    """An activation as it is traced: its jaxpr, that printed, and the rules in it."""
 
+    jaxpr: Jaxpr
+    text: str
+    rules: list[str]
 
-def _is_same(value: Any, eqns: Sequence[Any], reference: Jaxpr) -> bool:
-    """Whether equations compute of ``value`` what a jaxpr does, with the same derivative."""
-    if [eqn.primitive for eqn in eqns] != [eqn.primitive for eqn in reference.eqns]:
-        return False
-    program = reference.replace(invars=[value], outvars=eqns[-1].outvars, eqns=list(eqns))
-    return str(program) == str(reference) and [*map(_rule, eqns)] == [*map(_rule, reference.eqns)]
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of(name: str, shape: tuple[int, ...], dtype: np.dtype) -> _Reference:
+        """By its name, of an array."""
+        jaxpr = jax.make_jaxpr(ACTIVATIONS[name])(jax.ShapeDtypeStruct(shape, dtype)).jaxpr
+        return _Reference(jaxpr, str(jaxpr), [*map(_rule, jaxpr.eqns)])
+
+    def matches(self, value: Any, eqns: Sequence[Any]) -> bool:
+        """Whether equations compute the same of ``value``, with the same derivative."""
+        if [eqn.primitive for eqn in eqns] != [eqn.primitive for eqn in self.jaxpr.eqns]:
+            return False
+        program = self.jaxpr.replace(invars=[value], outvars=eqns[-1].outvars, eqns=list(eqns))
+        return str(program) == self.text and [*map(_rule, eqns)] == self.rules
 
 
 def _rule(eqn: Any) -> str:

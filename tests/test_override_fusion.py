@@ -82,6 +82,12 @@ def _read_elsewhere(x, w, b):
     return z + b, jnp.sum(z)
 
 
+def _other_settings(x, w, b):
+    z = x @ w + b
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        return jnp.tanh(z)
+
+
 LEFT = {
     "a bias along rows": (lambda x, w, b: x @ w + b[:5, None], PLAIN),
     "a bias along rows of as many": (lambda _x, w, b: w @ w + b[:, None], PLAIN),
@@ -95,6 +101,7 @@ LEFT = {
     "twice the product": (lambda x, w, _b: (lambda z: z + z)(x @ w), PLAIN),
     "another function": (lambda x, w, b: jnp.sin(x @ w + b), BIAS),
     "a function with a rule of its own": (lambda x, w, b: relu(x @ w + b), BIAS),
+    "what is traced under other settings": (_other_settings, PLAIN),
     "half of a gelu": (lambda x, w, b: (lambda z: z * (1 + jnp.tanh(z)))(x @ w + b), BIAS),
 }
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Literal
 
 from jaxgemm import api, gated, roofline
 from jaxgemm import precision as prec
@@ -16,6 +16,8 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import default_platform, device_for
 from jaxgemm.override import Left, products_left, routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
+from jaxgemm.problem import Axes
+from jaxgemm.transposes import read_through, traced_order
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,17 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
     closed = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args)
     limits = _limits(target)
     name = limits.name if limits else target
-    products = [product for eqn, n in _walk(closed.jaxpr, 1) for product in _products(eqn, target, limits, n)]
+    products = [p for eqn, orders, n in _walk(closed.jaxpr, 1) for p in _products(eqn, orders, target, limits, n)]
     return Explanation(name, tuple(products), tuple(products_left(closed.jaxpr, routing_of(function))))
 
 
-def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, int]]:
+def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, list[Axes | None], int]]:
+    """Products, how their operands are transposed, and how often they run."""
+    makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
         if eqn.primitive in (gemm_p, gated.gated_p):
-            yield eqn, trips
+            operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars[:2]]
+            yield eqn, [traced_order(maker) for maker in operands], trips
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
         for inner in _inner(eqn.params):
             yield from _walk(inner, times)
@@ -146,10 +151,14 @@ def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
                 yield item
 
 
-def _products(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, trips: int) -> Iterator[Product]:
+def _products(
+    eqn: Any, orders: list[Axes | None], platform: str, limits: roofline.DeviceLimits | None, trips: int
+) -> Iterator[Product]:
     avals = [v.aval for v in eqn.invars]
     if eqn.primitive is gemm_p:
-        yield _product(avals, eqn.params, decide(platform, avals, eqn.params), limits, trips)
+        _, types, dims = read_through(orders, avals[:2], eqn.params["dimension_numbers"])
+        decision = decide(platform, [*types, *avals[2:]], dict(eqn.params, dimension_numbers=dims))
+        yield _product(avals, eqn.params, decision, limits, trips)
         return
     decision = gated.decide(device_for(platform), avals, eqn.params)
     if decision.choice.kernel is not None:
@@ -158,8 +167,8 @@ def _products(eqn: Any, platform: str, limits: roofline.DeviceLimits | None, tri
         return
     structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals]
     composed = jax.make_jaxpr(partial(gated.compose, **eqn.params))(*structs)
-    for which, (inner, _) in zip(("gate", "up"), _walk(composed.jaxpr, 1), strict=True):
-        for product in _products(inner, platform, limits, trips):
+    for which, (inner, given, _) in zip(("gate", "up"), _walk(composed.jaxpr, 1), strict=True):
+        for product in _products(inner, given, platform, limits, trips):
             yield replace(product, gated=f"{which}, of two products composed in jnp: {decision.choice.why}")
 
 

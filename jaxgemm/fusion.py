@@ -1,6 +1,7 @@
 """Which products of a jaxpr can take up what follows them: a bias along the last axis, and an activation.
 
-XLA fuses these into the products that it computes itself. Behind one of ours they would be a kernel of their own.
+XLA fuses these into the products that it computes itself. Behind one of ours they would be a kernel of their own. And
+two products of the same rows, one with an activation, whose results are multiplied are what ``gated_gemm`` computes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jax.extend.core import Jaxpr, Literal, primitives
 from jaxgemm import dtypes
 from jaxgemm._jax_private import explicit_axes, same_settings, varying_axes
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
+from jaxgemm.transposes import traced_order
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,29 @@ class Fusion:
     eqns: tuple[int, ...]
     bias: Any
     epilogue: Epilogue
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The products of a gated layer, ``activation(x w_gate) * (x w_up)``.
+
+    Attributes:
+        eqns: as a Fusion's; the first is the product with ``w_gate``.
+        operands: x, w_gate and w_up.
+        activation: a name.
+    """
+
+    eqns: tuple[int, ...]
+    operands: tuple[Any, Any, Any]
+    activation: str
+
+
+def pairs(jaxpr: Jaxpr) -> Iterator[Pair]:
+    """The gated pairs in a jaxpr, under the same condition as :func:`fusions`."""
+    values = _Values(jaxpr)
+    for i, eqn in enumerate(jaxpr.eqns):
+        if _is_layer(eqn) and (pair := values.pair(i)):
+            yield pair
 
 
 def fusions(jaxpr: Jaxpr) -> Iterator[Fusion]:
@@ -67,7 +92,7 @@ class _Values:
         self._eqns = jaxpr.eqns
         self._uses = _uses(jaxpr.eqns)
         self._uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
-        self._maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        self._maker = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         self._reader: dict[Any, int] = {}  # the first
         for i, eqn in enumerate(jaxpr.eqns):
             for v in _uses([eqn]):
@@ -82,11 +107,10 @@ class _Values:
         eqn = self._eqns[at]
         other: Any = eqn.invars[1 if eqn.invars[0] is value else 0]
         # What makes it a matrix is left behind, and unread if nothing else reads it.
-        while not isinstance(other, Literal) and other.aval.ndim > 1 and other in self._maker:
-            maker = self._maker[other]
-            if not _repeats_a_row(maker):
+        while other.aval.ndim > 1 and (made_at := self._place(other)) is not None:
+            if not _repeats_a_row(self._eqns[made_at]):
                 return (), None
-            other = maker.invars[0]
+            other = self._eqns[made_at].invars[0]
         wanted: Any = value.aval
         out: Any = eqn.outvars[0].aval
         fits = (
@@ -112,10 +136,62 @@ class _Values:
                 return tuple(range(start, end)), name
         return (), None
 
+    def pair(self, gate: int) -> Pair | None:
+        """The gated pair that a product is part of, as the one with the activation."""
+        eqns, activation = self.activation(gate)
+        applied = self._eqns[eqns[-1]].outvars[0] if eqns else None
+        at = self._reader.get(applied)
+        if activation is None or at is None or self._uses[applied] != 1 or self._eqns[at].primitive is not lax.mul_p:
+            return None
+        first, last = self._eqns[gate], self._eqns[at]
+        up = last.invars[1 if last.invars[0] is applied else 0]
+        up_at = self._place(up)
+        if up_at is None or self._uses[up] != 1 or not _is_layer(self._eqns[up_at]):
+            return None
+        second = self._eqns[up_at]
+        (x, w_gate), (same, w_up) = first.invars, second.invars
+        places = self._place(w_gate), self._place(w_up)
+        if any(traced_order(None if i is None else self._eqns[i]) for i in places):
+            return None  # of what stands the other way a launch of its own would need a copy
+        types = [eqn.outvars[0].aval for eqn in (first, second, last)]
+        taken = (gate, *eqns, up_at, at)
+        fits = (
+            self._is_one(x, same)
+            and first.params == second.params
+            and w_gate.aval == w_up.aval
+            and types[0] == types[1] == types[2]
+            and same_settings([self._eqns[i] for i in taken])
+        )
+        return Pair(taken, (x, w_gate, w_up), activation) if fits else None
+
+    def _is_one(self, a: Any, b: Any) -> bool:
+        """Whether two values are the same: one, or the same conversion of one."""
+        if a is b:
+            return True
+        places = self._place(a), self._place(b)
+        if None in places:
+            return False
+        x, y = (self._eqns[i] for i in places if i is not None)
+        converted = x.primitive is y.primitive is lax.convert_element_type_p
+        return converted and x.invars[0] is y.invars[0] and x.params == y.params
+
+    def _place(self, value: Any) -> int | None:
+        """The index of the equation that makes a value, if one does."""
+        return None if isinstance(value, Literal) else self._maker.get(value)
+
     def _is_alone(self, value: Any, eqns: Sequence[Any]) -> bool:
         """Whether equations read ``value`` and what they make, and nothing else reads it, but for the last result."""
         uses, made = _uses(eqns), {value, *(v for eqn in eqns[:-1] for v in eqn.outvars)}
         return set(uses) == made and all(self._uses[v] == count for v, count in uses.items())
+
+
+def _is_layer(eqn: Any) -> bool:
+    """Whether an equation multiplies rows by a matrix (k, n)."""
+    if eqn.primitive is not lax.dot_general_p or not _may_fuse(eqn):
+        return False
+    x, w = (v.aval for v in eqn.invars)
+    dims = (((x.ndim - 1,), (0,)), ((), ()))
+    return bool(w.ndim == 2 and x.ndim > 0 and eqn.params["dimension_numbers"] == dims)
 
 
 def _uses(eqns: Sequence[Any]) -> Counter[Any]:

@@ -3,8 +3,8 @@
 The function is traced to a jaxpr, in which the primitive of each eligible product is exchanged, also inside of
 jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
 so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. But a bias
-and an activation become the product's epilogue (jaxgemm/fusion.py), and a ``ragged_dot`` is exchanged for the dense
-product that jaxgemm/ragged.py makes of it.
+and an activation become the product's epilogue, the products of a gated layer one pair (jaxgemm/fusion.py), and a
+``ragged_dot`` is exchanged for the dense product that jaxgemm/ragged.py makes of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.fusion import fusions
+from jaxgemm.fusion import fusions, pairs
+from jaxgemm.gated import gated_p
 from jaxgemm.kernels import UnsupportedError, default_platform, find_kernel, kernels
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import decide, gemm_p
@@ -99,7 +100,8 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
 
     A bias along the last axis and an activation that :func:`jaxgemm.gemm` knows, right after a product, become part of
-    it, if nothing else reads what stands between.
+    it, if nothing else reads what stands between. So do, unless a kernel is named, the two products of a gated layer
+    become one :func:`jaxgemm.gated_gemm`.
 
     ``lax.ragged_dot`` becomes one masked product over all groups, where a kernel of ours computes that: one asked for
     by name, or the one that "auto" takes. Otherwise it stays XLA's, which may have an instruction for it.
@@ -191,16 +193,29 @@ def _route(jaxpr: Any, routing: Routing) -> Any:
 
 def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
     """Products with what they take up, by the place where they go, and the equations that go with them."""
-    fused, absorbed = {}, set[int]()
-    for found in fusions(jaxpr) if routing.kernel != "xla" else ():
-        eqn, *_, last = (jaxpr.eqns[i] for i in found.eqns)
+    fused: dict[int, Any] = {}
+    taken: set[int] = set()
+    if routing.kernel == "xla":
+        return fused, taken
+    # A kernel by name may have no gated form, or not on several devices.
+    for pair in pairs(jaxpr) if routing.kernel == "auto" else ():
+        eqn, last = jaxpr.eqns[pair.eqns[0]], jaxpr.eqns[pair.eqns[-1]]
+        if not refusal(eqn, routing):
+            wanted = _gemm_params(eqn, routing)
+            params = {name: wanted[name] for name in ("preferred_element_type", "precision", "kernel")}
+            params["activation"] = pair.activation
+            invars = list(pair.operands)
+            fused[pair.eqns[-1]] = eqn.replace(primitive=gated_p, invars=invars, outvars=last.outvars, params=params)
+            taken |= {*pair.eqns}
+    for found in fusions(jaxpr):
+        eqn, last = jaxpr.eqns[found.eqns[0]], jaxpr.eqns[found.eqns[-1]]
         invars = [*eqn.invars, *([] if found.bias is None else [found.bias])]
         params = {**_gemm_params(eqn, routing), "epilogue": found.epilogue}
-        if refusal(eqn, routing) or not _takes_up([v.aval for v in invars], params):
+        if found.eqns[0] in taken or refusal(eqn, routing) or not _takes_up([v.aval for v in invars], params):
             continue
         fused[found.eqns[-1]] = eqn.replace(primitive=gemm_p, invars=invars, outvars=last.outvars, params=params)
-        absorbed |= {*found.eqns[:-1]}
-    return fused, absorbed
+        taken |= {*found.eqns}
+    return fused, taken - fused.keys()
 
 
 def _takes_up(avals: Sequence[Any], params: dict[str, Any]) -> bool:

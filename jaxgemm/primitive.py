@@ -33,6 +33,7 @@ from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Plan, Problem, plan
 from jaxgemm.select import Choice, select
+from jaxgemm.transposes import lowered_order, read_through
 
 gemm_p = Primitive("jaxgemm_gemm")
 gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
@@ -400,7 +401,22 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     return mlir.lower_fun(partial(local, **params), multiple_results=False)(ctx, *operands)
 
 
+# What lowers gemm_p once transpositions in front of it are found, so that JAX remembers how it lowered equal ones.
+_product_p = Primitive("jaxgemm_product")
+_product_p.def_effectful_abstract_eval(_abstract_eval)
 for _platform in ("cuda", "cpu"):
-    mlir.register_lowering(gemm_p, partial(_rule, _platform), platform=_platform)
-mlir.register_lowering(gemm_p, partial(_rule, "other"))
+    mlir.register_lowering(_product_p, partial(_rule, _platform), platform=_platform)
+mlir.register_lowering(_product_p, partial(_rule, "other"))
+
+
+def _outer_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+    orders = [lowered_order(value) for value in operands[:2]]
+    through, avals, dims = read_through(orders, ctx.avals_in[:2], params["dimension_numbers"])
+    values = [x.owner.operands[0] if y else x for x, y in zip(operands[:2], through, strict=True)]
+    product = partial(_product_p.bind, **dict(params, dimension_numbers=dims))
+    ctx = ctx.replace(avals_in=(*avals, *ctx.avals_in[2:]))
+    return mlir.lower_fun(product, multiple_results=False)(ctx, *values, *operands[2:])
+
+
+mlir.register_lowering(gemm_p, _outer_rule, cacheable=False)
 needs_devices_while_lowering(gemm_p)

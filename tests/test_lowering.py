@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from jax.sharding import SingleDeviceSharding
@@ -100,6 +101,39 @@ def test_what_xla_computes_is_written_as_in_jnp_under_vmap(kernel):
     assert _types_of_products(jax.vmap(f), *shapes) == ["bf16"]
     g = lambda x, w, up: jaxgemm.gated_gemm(x, w, up, kernel=kernel)  # noqa: E731
     assert _types_of_products(jax.vmap(g), *shapes[:2], shapes[1]) == ["bf16", "bf16"]
+
+
+SEEN_THROUGH = {
+    "weights": (lambda product, x, w: product(x, w.T), (4, 8), (16, 8)),
+    "rows": (lambda product, x, w: product(x.T, w), (8, 4), (8, 16)),
+    "both": (lambda product, x, w: product(x.T, w.T), (8, 4), (16, 8)),
+    "a batch": (lambda product, x, w: product(x, jnp.swapaxes(w, -1, -2)), (3, 4, 8), (3, 16, 8)),
+    "heads": (lambda product, x, w: product(jnp.swapaxes(x, 0, 1), jnp.moveaxis(w, 1, 0)), (4, 3, 8), (8, 3, 16)),
+    "after vmap": (lambda product, x, w: jax.vmap(lambda x, w: product(x, w.T))(x, w), (3, 4, 8), (3, 16, 8)),
+}
+
+
+@pytest.mark.parametrize("name", SEEN_THROUGH)
+def test_a_transposition_before_a_product_is_no_copy(name, rng):
+    function, *shapes = SEEN_THROUGH[name]
+    f = partial(function, partial(jaxgemm.matmul, kernel="host"))
+    x, w = (jnp.asarray(rng.standard_normal(shape)) for shape in shapes)
+    text = jax.jit(f).lower(x, w).as_text()
+    call = next(line for line in text.splitlines() if "@jaxgemm_gemm" in line)
+    assert set(re.findall(r"%\w+", call.partition("custom_call")[2])) == {"%arg0", "%arg1"}
+    np.testing.assert_allclose(jax.jit(f)(x, w), function(jnp.matmul, x, w), rtol=1e-12)
+    (product,) = jaxgemm.explain(f, x, w, platform="cpu").products
+    problem = product.decision.problem
+    for name, x in (("a", problem.a), ("b", problem.b)):  # explain sees through it as well
+        assert re.search(rf"\b{name} = \D*{', '.join(map(str, x.wire()))}\b", call.replace("i64: ", ""))
+
+
+def test_axes_that_change_places_are_moved(rng):
+    """The order of free axes is the result's."""
+    x, w = jnp.asarray(rng.standard_normal((4, 5, 8))), jnp.asarray(rng.standard_normal((8, 6)))
+    f = lambda product, x, w: product(jnp.swapaxes(x, 0, 1), w)  # noqa: E731
+    ours = jax.jit(partial(f, partial(jaxgemm.matmul, kernel="host")))
+    np.testing.assert_allclose(ours(x, w), f(jnp.matmul, x, w), rtol=1e-12)
 
 
 def test_vmap_over_one_operand_reads_the_other_in_place():

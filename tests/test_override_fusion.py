@@ -1,4 +1,4 @@
-"""What override makes part of a product: a bias and an activation right after it, which nothing else reads."""
+"""What override makes part of a product: a bias and an activation right after it, read by nothing else; and pairs."""
 
 import flax.linen as nn
 import jax
@@ -8,11 +8,12 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
-from meshes import mesh
+from meshes import mesh, put, traffic
 from routing import check, close, total
 
 import jaxgemm
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
+from jaxgemm.gated import gated_p
 from jaxgemm.override import override
 from jaxgemm.primitive import gemm_p
 
@@ -24,14 +25,22 @@ def b(rng):
     return jnp.asarray(rng.standard_normal(8))
 
 
-def epilogues(function, *args, **options):
-    """Of the products in the jaxpr of the function with its products routed."""
+def products(primitive, function, *args, **options):
+    """Parameters of the products in the jaxpr of the function with its products routed."""
     found, stack = [], [jax.make_jaxpr(override(function, **options))(*args).jaxpr]
     while stack:
         for eqn in stack.pop().eqns:
-            found += [eqn.params["epilogue"]] if eqn.primitive is gemm_p else []
+            found += [eqn.params] if eqn.primitive is primitive else []
             stack.extend(jaxprs_in_params(eqn.params))
     return found
+
+
+def epilogues(function, *args, **options):
+    return [params["epilogue"] for params in products(gemm_p, function, *args, **options)]
+
+
+def pairs(function, *args, **options):
+    return [params["activation"] for params in products(gated_p, function, *args, **options)]
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
@@ -168,3 +177,85 @@ def test_inside_of_shard_map(kernel, rng):
     ours = override(f, kernel=kernel)
     close(jax.jit(ours)(x, w, b), jax.jit(f)(x, w, b))
     close(*(jax.jit(jax.grad(total(g), argnums=(0, 1, 2)))(x, w, b) for g in (ours, f)))
+
+
+# --- Gated pairs ----------------------------------------------------------------------------------------------
+
+GATED = {
+    "silu": lambda x, g, u: jax.nn.silu(x @ g) * (x @ u),
+    "gelu": lambda x, g, u: jax.nn.gelu(x @ g) * (x @ u),
+    "relu": lambda x, g, u: jax.nn.relu(x @ g) * (x @ u),
+    "the other first": lambda x, g, u: (x @ u) * jax.nn.silu(x @ g),
+    "more axes": lambda x, g, u: (lambda x: jax.nn.silu(x @ g) * (x @ u))(x[:, None]),
+    "one row": lambda x, g, u: (lambda x: jax.nn.silu(x @ g) * (x @ u))(x[0]),
+    "in scan": lambda x, g, u: lax.scan(lambda c, _: (jax.nn.silu(c @ g) * (c @ u), None), x, None, length=2)[0],
+    "in checkpoint": jax.checkpoint(lambda x, g, u: jax.nn.silu(x @ g) * (x @ u)),
+    "vmap": jax.vmap(lambda x, g, u: jax.nn.silu(x @ g) * (x @ u), (0, None, None)),
+}
+
+
+@pytest.fixture
+def u(rng):
+    return jnp.asarray(rng.standard_normal((8, 8)) / 4)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gated_layer_is_a_pair(name, x, w, u):
+    function = GATED[name]
+    assert pairs(function, x, w, u) == [name if name in ACTIVATIONS else "silu"]
+    assert epilogues(function, x, w, u) == []
+    ours = override(function)
+    close(ours(x, w, u), function(x, w, u))
+    close(*(jax.jit(jax.grad(total(f), argnums=(0, 1, 2)))(x, w, u) for f in (ours, function)))
+
+
+NO_PAIR = {
+    "other rows": lambda x, g, u: jax.nn.silu(x @ g) * (jnp.sin(x) @ u),
+    "other columns": lambda x, g, u: jax.nn.silu(x @ g) * (x @ u[:, :1]),
+    "weights the other way": lambda x, g, u: jax.nn.silu(x @ g.T) * (x @ u.T),
+    "rows that are weights": lambda x, g, u: jax.nn.silu(u @ g) * (x[0] @ u),
+    "no activation": lambda x, g, u: (x @ g) * (x @ u),
+    "two activations": lambda x, g, u: jax.nn.silu(x @ g) * jnp.tanh(x @ u),
+    "a bias": lambda x, g, u: jax.nn.silu(x @ g + x[0]) * (x @ u),
+    "a sum": lambda x, g, u: jax.nn.silu(x @ g) + (x @ u),
+    "once more": lambda x, g, u: (lambda z: (jax.nn.silu(x @ g) * z, z))(x @ u),
+    "its square": lambda x, g, _: (lambda z: z * z)(jax.nn.silu(x @ g)),
+    "by a number": lambda x, g, _: jax.nn.silu(x @ g) * 2.0,
+    "another precision": lambda x, g, u: jax.nn.silu(x @ g) * jnp.matmul(x, u, precision="highest"),
+}
+
+
+@pytest.mark.parametrize("name", NO_PAIR)
+def test_no_pair(name, x, w, u):
+    assert pairs(NO_PAIR[name], x, w, u) == []
+    close(override(NO_PAIR[name])(x, w, u), NO_PAIR[name](x, w, u))
+
+
+def test_kernels_by_name_compute_products_of_their_own(x, w, u):
+    for kernel in ("host", "xla"):
+        assert pairs(GATED["silu"], x, w, u, kernel=kernel) == []
+    assert epilogues(GATED["silu"], x, w, u, kernel="host") == [Epilogue(activation="silu"), PLAIN]
+
+
+def test_an_unmodified_gated_layer(rng):
+    class Gated(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            gate, up = (nn.Dense(8, use_bias=False, dtype=jnp.bfloat16, name=name) for name in ("gate", "up"))
+            return nn.silu(gate(x)) * up(x)
+
+    x = jnp.asarray(rng.standard_normal((3, 6)), jnp.float32)  # which each of the two converts
+    layer = Gated()
+    variables = layer.init(jax.random.key(0), x)
+    assert pairs(layer.apply, variables, x) == ["silu"]
+    np.testing.assert_array_equal(jax.jit(override(layer.apply))(variables, x), jax.jit(layer.apply)(variables, x))
+
+
+def test_a_pair_on_a_mesh(rng):
+    on = mesh((8,), ("x",))
+    arrays = [rng.standard_normal(s).astype(np.float16) for s in ((16, 8), (8, 24), (8, 24))]
+    sharded = [put(v, on, s) for v, s in zip(arrays, (P(None, "x"), P("x"), P("x")), strict=True)]
+    f = GATED["silu"]
+    assert pairs(f, *sharded) == ["silu"]
+    np.testing.assert_allclose(jax.jit(override(f))(*sharded), jax.jit(f)(*sharded), rtol=2e-3, atol=2e-3)
+    assert traffic(override(f), *sharded) == traffic(f, *sharded)

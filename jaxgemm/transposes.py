@@ -1,0 +1,58 @@
+"""Transpositions in front of a product, which it can read through: ``x @ w.T`` needs no copy of ``w``.
+
+XLA folds them into its own products, but not into a call. They are looked for where a program is lowered, when every
+transformation is done, and in its jaxpr, for ``explain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from jaxgemm._jax_private import explicit_axes
+from jaxgemm.problem import Axes, DimensionNumbers
+
+
+def lowered_order(value: Any) -> Axes | None:
+    """For each axis of a value of a lowered program the one that it was, if it is a transposition."""
+    owner = value.owner
+    if getattr(owner, "name", None) != "stablehlo.transpose":
+        return None
+    return tuple(int(i) for i in owner.attributes["permutation"])
+
+
+def traced_order(maker: Any) -> Axes | None:
+    """The same of the result of an equation of a jaxpr, or of a value that none makes."""
+    if maker is None or maker.primitive is not lax.transpose_p:
+        return None
+    return tuple(maker.params["permutation"])
+
+
+def read_through(
+    orders: Sequence[Axes | None], avals: Sequence[Any], dims: DimensionNumbers
+) -> tuple[list[bool], list[Any], DimensionNumbers]:
+    """A dot_general whose result is the same, of what its operands are transpositions of.
+
+    Args:
+        orders: of lhs and rhs, as the functions above find them.
+        avals: types of lhs and rhs.
+        dims: as ``lax.dot_general`` takes them.
+
+    Returns:
+        Which operands are to be taken before they are transposed, the types of both then, and the dimension numbers.
+    """
+    through, types, (contract, batch) = [False, False], list(avals), (list(dims[0]), list(dims[1]))
+    for side, order in enumerate(orders):
+        # Where shardings are types, the operand has another one.
+        if order is None or explicit_axes(avals[side].sharding.mesh):
+            continue
+        axes, shared = contract[side], batch[side]
+        free = [order[i] for i in range(len(order)) if i not in axes and i not in shared]
+        if free != sorted(free):  # their order is the result's
+            continue
+        shape = [avals[side].shape[order.index(i)] for i in range(len(order))]
+        through[side], types[side] = True, avals[side].update(shape=tuple(shape))
+        contract[side], batch[side] = tuple(order[i] for i in axes), tuple(order[i] for i in shared)
+    return through, types, ((contract[0], contract[1]), (batch[0], batch[1]))

@@ -32,6 +32,7 @@ class Program:
         ours: takes a kernel's name, gives the function.
         theirs: the same by jnp.
         dtype: of the operands.
+        scaled: whether matrices are weights, of a size at which rows keep theirs.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Program:
     ours: Callable[[str], Function]
     theirs: Function
     dtype: str = "bfloat16"
+    scaled: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {', '.join('x'.join(map(str, shape)) for shape in self.shapes)}"
@@ -46,7 +48,12 @@ class Program:
     def inputs(self, seed: int) -> tuple[jax.Array, ...]:
         """Normal numbers."""
         keys = jax.random.split(jax.random.key(seed), len(self.shapes))
-        return tuple(jax.random.normal(key, s, self.dtype) for key, s in zip(keys, self.shapes, strict=True))
+
+        def normal(key: jax.Array, shape: Shape) -> jax.Array:
+            scale = shape[0] ** -0.5 if self.scaled and len(shape) == 2 else 1.0
+            return jax.random.normal(key, shape, self.dtype) * jnp.asarray(scale, self.dtype)
+
+        return tuple(normal(key, shape) for key, shape in zip(keys, self.shapes, strict=True))
 
     def error(self, got: jax.Array, inputs: Sequence[jax.Array]) -> float:
         """Relative difference from float64, in the Frobenius norm."""
@@ -85,6 +92,32 @@ def _scaled(x: jax.Array, w: jax.Array) -> jax.Array:
     return 0.125 * (x @ w)
 
 
+def _normed(x: jax.Array) -> jax.Array:
+    y = x.astype(jnp.float32)
+    return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+def _decoder(heads: int, x: jax.Array, *weights: jax.Array) -> jax.Array:
+    """A transformer's layer, with a gated MLP, and what gives the logits."""
+    wq, wk, wv, wo, gate, up, down, embedding = weights
+    h = _normed(x)
+    q, k, v = ((h @ w).reshape(*h.shape[:2], heads, -1) for w in (wq, wk, wv))
+    scores = jnp.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
+    seen = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores, axis=-1), v)
+    x = x + seen.reshape(*h.shape[:2], -1) @ wo
+    h = _normed(x)
+    x = x + (jax.nn.silu(h @ gate) * (h @ up)) @ down
+    return _normed(x) @ embedding.T
+
+
+def decoder(batch: int, tokens: int, width: int, heads: int, hidden: int, words: int) -> Program:
+    """The layer as it is, and with its products switched over."""
+    theirs = partial(_decoder, heads)
+    square, into, out = (width, width), (width, hidden), (hidden, width)
+    shapes = (batch, tokens, width), *[square] * 4, into, into, out, (words, width)
+    return Program("decoder", shapes, lambda kernel: jaxgemm.override(theirs, kernel=kernel), theirs, scaled=True)
+
+
 PROGRAMS = {
     "programs": (
         einsum("heads", "btd,dhk->bthk", (4, 1024, 1024), (1024, 16, 64)),
@@ -101,6 +134,9 @@ PROGRAMS = {
         dense("residual and bias", _residual, {"c": (4096, 4096), "bias": (4096,)}, 4096, 4096, 4096),
         dense("residual and bias", _residual, {"c": (1024, 1024), "bias": (1024,)}, 1024, 1024, 4096),
         dense("scaled", _scaled, {}, 4096, 4096, 4096, alpha=0.125),
+        decoder(1, 16, 2048, 16, 5504, 32000),
+        decoder(1, 512, 2048, 16, 5504, 32000),
+        decoder(4, 1000, 2048, 16, 5461, 32003),
     )
 }
 KERNELS = ("auto", "sm90")

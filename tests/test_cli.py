@@ -377,7 +377,8 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     made = runner_script.programs
     scores = replace(made.einsum("scores", "bthk,bshk->bhts", (2, 5, 3, 4), (2, 6, 3, 4)), dtype="float32")
     biased = replace(made.dense("bias", made._biased, {"bias": (6,)}, 5, 6, 7), dtype="float32")
-    monkeypatch.setitem(runner_script.PROGRAMS, "programs", (scores, biased))
+    layer = replace(made.decoder(2, 3, 8, 2, 12, 10), dtype="float32")
+    monkeypatch.setitem(runner_script.PROGRAMS, "programs", (scores, biased, layer))
     monkeypatch.setattr(runner_script, "digest", lambda: "of the sources")
     suites = "smoke", "chain", "gated", "programs", "variants"
     monkeypatch.setattr(sys, "argv", ["run.py", *suites, "--repeats", "3", "--results", str(tmp_path)])
@@ -394,7 +395,7 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     assert [row["path"] for row in gated] == ["jaxgemm auto", "jaxgemm host", "XLA default"]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-5 for row in gated)
     written = json.loads((folder / "programs.json").read_text())["rows"]
-    assert [row["problem"] for row in written[::3]] == [str(scores), str(biased)]
+    assert [row["problem"] for row in written[::3]] == [str(scores), str(biased), str(layer)]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-6 for row in written)
     rows = json.loads((folder / "variants.json").read_text())["rows"]
     assert [row["problem"] for row in rows[::3]] == [str(case) for case in runner_script.variants.variations(varied)]

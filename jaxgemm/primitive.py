@@ -401,7 +401,8 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     return mlir.lower_fun(partial(local, **params), multiple_results=False)(ctx, *operands)
 
 
-# What lowers gemm_p once transpositions in front of it are found, so that JAX remembers how it lowered equal ones.
+# What gemm_p becomes once transpositions in front of it are found. JAX remembers how it lowers equal ones of these, as
+# functions, whose arguments say nothing of what they are; and it chooses between platforms for such alone.
 _product_p = Primitive("jaxgemm_product")
 _product_p.def_effectful_abstract_eval(_abstract_eval)
 for _platform in ("cuda", "cpu"):

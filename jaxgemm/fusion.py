@@ -54,30 +54,6 @@ class Pair:
     activation: str
 
 
-def pairs(jaxpr: Jaxpr) -> Iterator[Pair]:
-    """The gated pairs in a jaxpr, under the same condition as :func:`fusions`."""
-    values = _Values(jaxpr)
-    for i, eqn in enumerate(jaxpr.eqns):
-        if _is_layer(eqn) and (pair := values.pair(i)):
-            yield pair
-
-
-def fusions(jaxpr: Jaxpr) -> Iterator[Fusion]:
-    """The products after which something can be taken up, each with all that can be.
-
-    A value that anything else reads is not taken up, and so stays as it is.
-    """
-    values = _Values(jaxpr)
-    for i, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive is not lax.dot_general_p or not _may_fuse(eqn):
-            continue
-        added, bias = values.bias(i)
-        applied, activation = values.activation(added[-1] if added else i)
-        taken = [jaxpr.eqns[j] for j in (i, *added, *applied)]
-        if len(taken) > 1 and same_settings(taken):
-            yield Fusion((i, *added, *applied), bias, Epilogue(has_bias=bias is not None, activation=activation))
-
-
 def _may_fuse(product: Any) -> bool:
     lhs, out = product.invars[0].aval, product.outvars[0].aval
     types = lhs.dtype, dtypes.accumulator(np.dtype(lhs.dtype))
@@ -85,8 +61,11 @@ def _may_fuse(product: Any) -> bool:
     return jnp.issubdtype(out.dtype, jnp.floating) and out.dtype in types and not explicit_axes(out.sharding.mesh)
 
 
-class _Values:
-    """Who makes and who reads the values of a jaxpr."""
+class Values:
+    """Who makes and who reads the values of a jaxpr, and so what can be taken up.
+
+    A value that anything but what is exchanged reads is not taken up, and so stays as it is.
+    """
 
     def __init__(self, jaxpr: Jaxpr):
         self._eqns = jaxpr.eqns
@@ -98,7 +77,24 @@ class _Values:
             for v in _uses([eqn]):
                 self._reader.setdefault(v, i)
 
-    def bias(self, product: int) -> tuple[tuple[int, ...], Any]:
+    def pairs(self) -> Iterator[Pair]:
+        """The gated pairs."""
+        for i, eqn in enumerate(self._eqns):
+            if _is_layer(eqn) and (pair := self._pair(i)):
+                yield pair
+
+    def fusions(self) -> Iterator[Fusion]:
+        """The products after which something can be taken up, each with all that can be."""
+        for i, eqn in enumerate(self._eqns):
+            if eqn.primitive is not lax.dot_general_p or not _may_fuse(eqn):
+                continue
+            added, bias = self._bias(i)
+            applied, activation = self._activation(added[-1] if added else i)
+            taken = (i, *added, *applied)
+            if len(taken) > 1 and same_settings([self._eqns[j] for j in taken]):
+                yield Fusion(taken, bias, Epilogue(has_bias=bias is not None, activation=activation))
+
+    def _bias(self, product: int) -> tuple[tuple[int, ...], Any]:
         """The equation that adds a vector to every row of a product, and the vector; none if there is none."""
         value: Any = self._eqns[product].outvars[0]
         at = self._reader.get(value)
@@ -122,7 +118,7 @@ class _Values:
         )
         return ((at,), other) if fits else ((), None)
 
-    def activation(self, last: int) -> tuple[tuple[int, ...], str | None]:
+    def _activation(self, last: int) -> tuple[tuple[int, ...], str | None]:
         """The equations that apply an activation to the result of one, and its name; none if there is none."""
         value: Any = self._eqns[last].outvars[0]
         start = self._reader.get(value)
@@ -136,9 +132,9 @@ class _Values:
                 return tuple(range(start, end)), name
         return (), None
 
-    def pair(self, gate: int) -> Pair | None:
+    def _pair(self, gate: int) -> Pair | None:
         """The gated pair that a product is part of, as the one with the activation."""
-        eqns, activation = self.activation(gate)
+        eqns, activation = self._activation(gate)
         applied = self._eqns[eqns[-1]].outvars[0] if eqns else None
         at = self._reader.get(applied)
         if activation is None or at is None or self._uses[applied] != 1 or self._eqns[at].primitive is not lax.mul_p:

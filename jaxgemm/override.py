@@ -24,7 +24,7 @@ from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.fusion import fusions, pairs
+from jaxgemm.fusion import Values
 from jaxgemm.gated import gated_p
 from jaxgemm.kernels import UnsupportedError, default_platform, find_kernel, kernels
 from jaxgemm.partition import vary_alike
@@ -197,8 +197,9 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
     taken: set[int] = set()
     if routing.kernel == "xla":
         return fused, taken
+    values = Values(jaxpr)
     # A kernel by name may have no gated form, or not on several devices.
-    for pair in pairs(jaxpr) if routing.kernel == "auto" else ():
+    for pair in values.pairs() if routing.kernel == "auto" else ():
         eqn, last = jaxpr.eqns[pair.eqns[0]], jaxpr.eqns[pair.eqns[-1]]
         if not refusal(eqn, routing):
             wanted = _gemm_params(eqn, routing)
@@ -207,7 +208,7 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
             invars = list(pair.operands)
             fused[pair.eqns[-1]] = eqn.replace(primitive=gated_p, invars=invars, outvars=last.outvars, params=params)
             taken |= {*pair.eqns}
-    for found in fusions(jaxpr):
+    for found in values.fusions():
         eqn, last = jaxpr.eqns[found.eqns[0]], jaxpr.eqns[found.eqns[-1]]
         invars = [*eqn.invars, *([] if found.bias is None else [found.bias])]
         params = {**_gemm_params(eqn, routing), "epilogue": found.epilogue}

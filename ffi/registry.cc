@@ -88,7 +88,7 @@ constexpr int64_t kSm90TileN[] = {0, 16, 32, 64, 96, 128, 160, 192, 224, 256};
 constexpr Option kSm90Options[] = {{"tile_m", kSm90TileM}, {"tile_n", kSm90TileN}, {"schedule", kUpTo2},
                                    {"cluster_m", kUpTo4},  {"cluster_n", kUpTo4},  {"split_k", {}},
                                    {"swap", kUpTo2},       {"group", {}},          {"grid", kUpTo2},
-                                   {"reduction", kUpTo2}};
+                                   {"reduction", kUpTo2},  {"blocks", kUpTo2}};
 
 constexpr KernelEntry kTable[] = {
     {.name = "host",

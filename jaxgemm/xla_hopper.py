@@ -34,8 +34,8 @@ _WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 3 << 19)
 #: and sums of so many elements on, if both are multiples of the last.
 _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
 #: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too, as XLA's take several
-#: kernels: where it splits sums for few rows, and for the smallest products from so long sums on.
-_SMALL_FEW, _SMALLEST_FEW, _SPLIT_SMALLEST = 12.0, 4.0, 160
+#: kernels: where it splits sums for one or two rows, and for more, and for the smallest products from so long sums on.
+_SMALL_FEW, _SMALLEST_FEW, _SPLIT_SMALLEST = (12.0, 36.0), 4.0, 160
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
@@ -45,6 +45,9 @@ _SMALL = {2: 23.0, 4: 300.0}
 _SMALLEST, _ONE_STEP = 3.4, 64
 #: Microseconds below which ours are faster for 16-bit batches, and the shortest sums.
 _SMALL_BATCH, _BATCH_SUMS = 17.0, 80
+#: XLA's batches have one stride. It copies an operand whose two levels do not make one, as those of heads that lie
+#: between the rows do not, and then takes so much of our time; and the least time of such a copy, in microseconds.
+_XLA_BATCH, _COPY = 0.92, 1.0
 #: Activations that are hardly more than a comparison. Any other takes XLA's small kernels so many microseconds more,
 #: and ours are faster below so many.
 _CHEAP, _XLA_ACTIVATES, _SMALL_ACTIVATED = (None, "relu"), 1.0, 6.0
@@ -84,9 +87,12 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     if _activates(problem) and expected < _SMALL_ACTIVATED and not streams:
         return ""
     if problem.batch != (1, 1):
-        return "" if expected < _SMALL_BATCH and k >= _BATCH_SUMS else _NO_BATCH
+        if expected < _SMALL_BATCH and k >= _BATCH_SUMS:
+            return ""
+        copies = _batch_copies(problem) if side > 1 else 0.0  # a vector's products are no matrix product to XLA
+        return "" if expected < _XLA_BATCH * expected + copies else _NO_BATCH
     if side < _SHORT[0]:
-        split = k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW)
+        split = k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW[side > 2])
         return "" if split or (k >= _SPLIT_SMALLEST and expected < _SMALLEST_FEW) else _NO_PADDING
     if streams:
         whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
@@ -102,6 +108,17 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     if expected < _SMALL[2] or side <= _SHORT[1] or long_sums or problem.epilogue.activation:
         return ""
     return _NO_PADDING
+
+
+def _batch_copies(problem: Problem) -> float:
+    """Microseconds that XLA should take to copy operands whose batch it cannot step through with one stride."""
+    size, (outer, inner) = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize, problem.batch
+    total = 0.0
+    for x, elements in ((problem.a, problem.m * problem.k), (problem.b, problem.k * problem.n)):
+        far, near = x.batch_stride
+        if outer > 1 and inner > 1 and far and near and far != inner * near:
+            total += _COPY + 2 * size * outer * inner * elements / _XLA_COPIES  # read and written
+    return total
 
 
 def _activates(problem: Problem) -> bool:

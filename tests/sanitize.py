@@ -44,12 +44,13 @@ SM90: tuple[dict[str, int], ...] = (
     {"tile_m": 128, "tile_n": 128, "swap": 2},
     {"tile_m": 64, "tile_n": 64, "split_k": 3},
     {"tile_m": 64, "tile_n": 64, "split_k": 2, "reduction": 2},
+    {"tile_m": 64, "tile_n": 32, "blocks": 2},
 )
 SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
-#: A product for sm90's own code for a bias and an activation, whose rows must be whole vectors.
+#: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.
 ACTIVATED = (203, 264, 96)
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 
@@ -159,9 +160,10 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
         yield f"simt {p.label}", p, "simt", {}
     for layout in LAYOUTS if "sm90" in kernels else ():
         types = find_kernel("sm90").types[0]
-        p = Product.random(rng, ACTIVATED, types, layout, bias=True, activation="gelu")
-        for options in SM90:
-            yield f"sm90 {options} {p.label}", p, "sm90", options
+        for epilogue in ({"bias": True, "activation": "gelu"}, {"beta": 1.0}):
+            p = Product.random(rng, ACTIVATED, types, layout, **epilogue)
+            for options in SM90:
+                yield f"sm90 {options} {p.label}", p, "sm90", options
 
 
 def products(kernels: tuple[str, ...] | list[str]) -> int:

@@ -1,9 +1,10 @@
-"""sm90's epilogue for a bias and an activation alone, which every tile has beside the one that does everything."""
+"""sm90's epilogue for C, a bias and a usual activation, which every tile has beside the one that does everything."""
 
 from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from oracle import Product, check_all, check_repeats
 
@@ -19,25 +20,28 @@ EPILOGUES = (
     {"bias": True, "activation": "gelu", "alpha": 0.5},
     {"activation": "silu"},
     {"bias": True, "activation": "relu", "alpha": -1.5},
+    {"beta": -0.5},
+    {"bias": True, "activation": "gelu", "alpha": 0.5, "beta": 2.0},
 )
+BLOCKS = list(ROW.options).index("blocks")
 
 
 def tiles():
-    """tile_m, tile_n and schedule of every tile there is: a product this large may have any."""
+    """tile_m, tile_n, schedule and blocks of every tile there is: a product this large may have any."""
     if not ROW.built:
         return []
     view = plan((4096, 4096), (4096, 4096), (((1,), (0,)), ((), ())))
     problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, BF16[:3], Epilogue())
     found = candidates(ROW, (), problem, H200)
-    return sorted({candidate.config[:3] for candidate in found})
+    return sorted({(*candidate.config[:3], candidate.config[BLOCKS]) for candidate in found})
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("swap", [1, 2])
-@pytest.mark.parametrize(("tile_m", "tile_n", "schedule"), tiles())
-def test_every_tile(tile_m, tile_n, schedule, swap, rng):
+@pytest.mark.parametrize(("tile_m", "tile_n", "schedule", "blocks"), tiles())
+def test_every_tile(tile_m, tile_n, schedule, blocks, swap, rng):
     """Ragged in the tile's rows and columns, one step along k and several; columns of D in whole vectors."""
-    options = {"tile_m": tile_m, "tile_n": tile_n, "schedule": schedule, "swap": swap}
+    options = {"tile_m": tile_m, "tile_n": tile_n, "schedule": schedule, "swap": swap, "blocks": blocks}
     rows, cols = (2 * tile_m + 24, 2 * tile_n + 40)
     m, n = (cols + 3, rows) if swap == 2 else (rows + 3, cols)
     for epilogue, k in itertools.product(EPILOGUES, (40, 200)):
@@ -48,22 +52,43 @@ def test_every_tile(tile_m, tile_n, schedule, swap, rng):
 @pytest.mark.gpu
 @pytest.mark.parametrize("types", [BF16, F16], ids=lambda types: types[0])
 def test_several_tiles_a_block(types, rng):
-    """A block's later tiles have another bias, and take turns with it where they are ping-pong ones."""
+    """A block's later tiles have another bias and C, and take turns with it where they are ping-pong ones."""
     for schedule, cluster in itertools.product((1, 2), ((1, 1), (2, 1), (1, 2))):
         options = {"tile_m": 128, "tile_n": 128, "schedule": schedule}
         options |= {"cluster_m": cluster[0], "cluster_n": cluster[1]}
-        product = Product.random(rng, (2500, 2504, 96), types, bias=True, activation="gelu")
-        check_all([product], "sm90", **options)
+        for beta in (0.0, 0.75):
+            product = Product.random(rng, (2500, 2504, 96), types, bias=True, activation="gelu", beta=beta)
+            check_all([product], "sm90", **options)
 
 
 @pytest.mark.gpu
 def test_batches(rng):
-    """One bias for all products of a batch."""
+    """One bias for all products of a batch, and for each its part of C."""
     for schedule, swap in itertools.product((1, 2), (1, 2)):
-        products = [Product.random(rng, (200, 264, 72), BF16, "NN", ((3,), (3,)), bias=True, activation="silu")]
+        shape, batches = (200, 264, 72), ((3,), (3,))
+        products = [
+            Product.random(rng, shape, BF16, "NN", batches, bias=True, activation="silu", beta=beta)
+            for beta in (0.0, -1.0)
+        ]
         check_all(products, "sm90", tile_m=128, tile_n=128, schedule=schedule, swap=swap)
 
 
 @pytest.mark.gpu
 def test_same_bits_every_time(rng):
     check_repeats(Product.random(rng, (1280, 2048, 128), BF16, bias=True, activation="gelu"), "sm90")
+    check_repeats(Product.random(rng, (1280, 2048, 128), BF16, beta=1.0), "sm90")
+
+
+@pytest.mark.gpu
+def test_special_values_of_c(rng):
+    """They are added where they lie, whatever else a strip of C holds, and relu leaves NaN as it is."""
+    product = Product.random(rng, (77, 264, 40), BF16, beta=1.0, activation="relu")
+    product.c[3, 5], product.c[70, 200], product.c[76, 263] = np.nan, np.inf, -np.inf
+    for swap in (1, 2):
+        result = product.run("sm90", tile_m=128, tile_n=128, swap=swap).astype(np.float64)
+        assert np.isnan(result[3, 5])
+        assert result[70, 200] == np.inf
+        assert result[76, 263] == 0
+        others = np.ones_like(result, bool)
+        others[3, 5] = others[70, 200] = False
+        assert np.isfinite(result[others]).all()

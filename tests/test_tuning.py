@@ -27,6 +27,13 @@ def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue(
     return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
 
 
+def scores(batch, rows, heads, depth, queries=None):
+    """Of attention whose heads lie between its rows."""
+    shapes = (batch, queries or rows, heads, depth), (batch, rows, heads, depth)
+    view = plan(*shapes, (((3,), (3,)), ((0, 2), (0, 2))))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+
+
 def built(kernel):
     return jaxgemm.kernels()[[row.name for row in jaxgemm.kernels()].index(kernel)].built
 
@@ -61,10 +68,13 @@ GELU = Epilogue(activation="gelu")
         pytest.param("sm90", problem(m=160, n=160, k=24000), id="long sums"),
         pytest.param("sm90", problem(m=4096, n=4096, k=4096, epilogue=GELU), id="an activation"),
         pytest.param("sm90", problem(m=4, n=8192, k=8200), id="padded sums for few rows"),
+        pytest.param("sm90", problem(m=4, n=8192, k=8192), id="long sums for few rows"),
         pytest.param("sm90", problem(m=1000, n=800, k=4200), id="padded sums"),
         # Where ours are as good.
         pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),
         pytest.param("sm90", replace(problem(m=320, n=320, k=96), batch=(1, 8)), id="a small batch"),
+        # Where XLA copies operands first.
+        pytest.param("sm90", scores(4, 1024, 16, 64), id="heads"),
         pytest.param("sm90", problem(m=85, n=1535, k=3553), id="long unaligned sums"),
         # Small products.
         pytest.param("direct", problem(m=300, n=101, k=300), id="unaligned"),
@@ -96,13 +106,16 @@ def test_what_auto_takes(chosen, given):
         (problem(m=320, n=96, k=16, epilogue=Epilogue(activation="relu")), HOPPER, None, "the shortest sums"),
         (problem(m=300, n=101, k=704), HOPPER, None, "XLA's should take"),
         (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
-        (problem(m=4, n=8192, k=8192), HOPPER, None, "needs no padding"),
+        (problem(m=2, n=8192, k=8192), HOPPER, None, "needs no padding"),
+        (problem(m=4, n=16384, k=8192), HOPPER, None, "needs no padding"),
         (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),
         (problem(m=10000, n=40, k=24, epilogue=GELU), HOPPER, None, "short sums"),
         (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "needs no padding"),
         (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),
         (replace(problem(m=64, n=64, k=64), batch=(1, 1024)), HOPPER, None, "a batch of aligned products"),
-        (problem(m=8, n=8192, k=4096, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),
+        (scores(1, 4096, 8, 64), HOPPER, None, "a batch of aligned products"),  # of one level
+        (scores(8, 2048, 32, 128, queries=1), HOPPER, None, "a batch of aligned products"),
+        (problem(m=8, n=16384, k=8192, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),
         (problem("uint8", out="int32"), HOPPER, None, "known to be faster for uint8"),
         (problem("float64"), HOPPER, None, "no kernel of ours is known to be faster for float64"),
         (problem(), AMPERE, None, "for bfloat16 on compute capability 8.0"),

@@ -18,6 +18,13 @@ __device__ __forceinline__ float reciprocal_flushed(float x) {
   return y;
 }
 
+// Of NaN it is NaN.
+__device__ __forceinline__ float positive_part(float x) {
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 1 / (1 + 2^x). Infinities come out right: 2^x overflows to infinity, whose reciprocal is 0.
 __device__ __forceinline__ float falling_sigmoid(float x) {
   return reciprocal_flushed(1.f + exp2_flushed(x));
@@ -30,7 +37,7 @@ template <int kCount>
 __device__ __forceinline__ void activate_usual(Activation activation, float (&x)[kCount]) {
   if (activation == Activation::kRelu) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = x[i] < 0.f ? 0.f : x[i];
+    for (int i = 0; i < kCount; ++i) x[i] = positive_part(x[i]);
   } else if (activation == Activation::kGelu) {
     // (1 + tanh(u)) / 2 is sigmoid(2 u), and here 1 / (1 + 2^(-2 u log2(e))).
 #pragma unroll

@@ -24,8 +24,18 @@ __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set in `mask`, at the same shared-memory offset; each
-// receiving block's own barrier counts the bytes.
+// A tile of a result's kind.
+__device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
+                                         int column, int row, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(batch)
+      : "memory");
+}
+
+// The first into every block of the cluster whose bit is set in `mask`, at the same shared-memory offset;
+// each receiving block's own barrier counts the bytes.
 __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const CUtensorMap* map,
                                                    uint32_t barrier, int inner, int outer, int batch1,
                                                    int batch0, uint16_t mask) {

@@ -64,13 +64,14 @@ constexpr double kContention = 3.355;  // how well multiplying and loading overl
 constexpr double kStep = 0.0364;       // at least, of every step: a warpgroup's loop, and
 constexpr double kFloor = 2.999;       // how well it overlaps with what a step does
 constexpr double kOverlap = 2.366;     // memory and multiprocessors: 1 not at all
-constexpr double kRepack = 5.16e6;     // bytes of a copied operand, read
-constexpr double kPadded = 1.739;      // and, times this, written in whole lines
+constexpr double kPaired = 0.95;  // of both, where blocks that share a multiprocessor fill each other's gaps
+constexpr double kRepack = 5.16e6;  // bytes of a copied operand, read
+constexpr double kPadded = 1.739;   // and, times this, written in whole lines
 constexpr double kRepackFixed = 2.34;
 
 // Of kMma, by row of kTiles.
 constexpr double kRates[kTileCount] = {1.00, 0.89, 0.97, 1.00, 1.00, 1.00, 1.00, 0.88, 1.00, 0.91, 0.60, 0.89,
-                                       1.00, 1.04, 1.10, 0.72, 1.12, 1.60,
+                                       1.00, 1.04, 1.10, 0.72, 1.12, 1.60, 1.12, 1.60,
                                        // gated ones as those that they are like
                                        1.00, 1.00, 1.03, 1.00, 0.83, 0.83, 0.83};
 
@@ -102,14 +103,15 @@ double straddling(const Matrix& x) {
   return x.ld % 16 == 0 ? kSectors : kLines;
 }
 
-// What an epilogue does besides storing: an addition, a function of few instructions, or anything else, for
-// which there is one piece of code that has everything.
+// What an epilogue does besides storing: an addition, a function of few instructions or C as vectors, or
+// anything else, for which there is one piece of code that has everything.
 enum class Work { kNone, kLittle, kFunction, kFull };
 
 Work work_of(const GemmProblem& p) {
   const bool none = p.activation == Activation::kNone;
   if (none && !p.has_c && !p.has_bias) return Work::kNone;
-  if (p.has_c || p.d == DType::kF32 || p.n % 8 != 0) return Work::kFull;
+  if (p.d == DType::kF32 || p.n % 8 != 0) return Work::kFull;
+  if (p.has_c) return usual(p.activation) ? Work::kFunction : Work::kFull;
   if (none || p.activation == Activation::kRelu) return Work::kLittle;
   return usual(p.activation) ? Work::kFunction : Work::kFull;
 }
@@ -131,7 +133,7 @@ double either(double a, double b, double exponent) {
 
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster();
-  const double clusters = std::max(1, resident_clusters(sms, cluster));
+  const double clusters = t.blocks * std::max(1, resident_clusters(sms, cluster));
   const int64_t columns = ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n);
   const double column_units =
       double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) * double(s.batch) * c.partials();
@@ -144,7 +146,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double meeting = std::max(kPairStep * (c.cluster_m > 1), kPairColsStep * (c.cluster_n > 1));
   const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
   const double heat = 1 + kHeat * work / (work + kHeatWork);
-  const double rate = kMma * kRates[c.tile] / heat;
+  const double sharing = std::max(1.0, std::ceil(running * cluster / sms));  // blocks of a multiprocessor
+  const double rate = kMma * kRates[c.tile] / heat / sharing;
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
@@ -152,7 +155,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
         s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
     const double lines =
         double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
-    const double load = lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (1 - kIdleL2) * running / clusters);
+    const double load =
+        lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
     return either(either(mma, load, kContention), kStep, kFloor) + meeting;
   };
   const double step = step_of(t.tile_n);
@@ -184,12 +188,14 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double batch = double(s.batch), depth = double(s.k);
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
+  const double added = p.has_c && c.partials() == 1 ? result : 0;  // C, read
   const double stores = p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : kStoresUnaligned;
   const double traffic = c.partials() > 1 ? 0.3 : stores;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
-  const double dram = (operands + result * traffic) / (kDram * pulling);
+  const double dram = (operands + added + result * traffic) / (kDram * pulling);
 
-  double time = kLaunch + kCluster * (cluster > 1) + either(busy, dram, kOverlap);
+  double time =
+      kLaunch + kCluster * (cluster > 1) + either(busy, dram, kOverlap) * (t.blocks > 1 ? kPaired : 1);
   if (c.partials() > 1) time += kSplit + result / kPartials;
   const double repacked = batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;
@@ -261,6 +267,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
       if (t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns)) continue;
       if (fixed(p, kTileM) && fixed(p, kTileM) != t.tile_m) continue;
       if (fixed(p, kTileN) && fixed(p, kTileN) != t.tile_n) continue;
+      if (fixed(p, kBlocks) && fixed(p, kBlocks) != t.blocks) continue;
       if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
       for (const int m : {1, 2, 4}) {
         // Of rows along k, each of m blocks loads whole periods of the swizzle.

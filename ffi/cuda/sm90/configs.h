@@ -24,7 +24,8 @@ constexpr int kNarrow = 64;
 
 // Shared memory: what a block may have, what each consumer warp stages its results in, so that warps need not
 // wait for each other, what the barriers take, and the swizzle pattern's period.
-constexpr int kSharedLimit = 227 * 1024, kStagingBytes = 4096, kBarrierBytes = 272, kAlignment = 1024;
+constexpr int kSharedLimit = 227 * 1024, kStagingBytes = 4096, kBarrierBytes = 464, kAlignment = 1024;
+constexpr int kStagingBuffers = 2, kReservedBytes = 1024;  // the latter of each block
 
 // The least that the stages of a tile that can_slice() take.
 constexpr int kSlicesBytes = 128 * 1024;
@@ -34,6 +35,7 @@ struct TileConfig {
   int consumers;       // warpgroups that multiply; one more loads
   Schedule schedule;
   Gated gated = Gated::kNo;
+  int blocks = 1;  // that share a multiprocessor
 
   // Of the results that a tile makes.
   constexpr int result_m() const { return gated == Gated::kRows ? tile_m / 2 : tile_m; }
@@ -49,12 +51,17 @@ struct TileConfig {
   // Whether so many blocks of a cluster may share a tile's K: the others' sums come to the first one's
   // stages.
   constexpr bool can_slice(int slices) const {
-    return schedule == Schedule::kPingPong && gated == Gated::kNo && !narrows() &&
+    return schedule == Schedule::kPingPong && gated == Gated::kNo && !narrows() && blocks == 1 &&
            (slices - 1) * tile_m * tile_n * 4 <= kSlicesBytes;
+  }
+  // What a consumer warp stages its results in: where blocks share the room, no more than a strip needs.
+  constexpr int staging_bytes() const {
+    return blocks == 1 ? kStagingBytes : kStagingBuffers * 16 * strip_columns() * 2;
   }
   // How many stages there is room for.
   constexpr int stages(int stage_bytes) const {
-    const int fit = (kSharedLimit - kAlignment - kBarrierBytes - consumers * 4 * kStagingBytes) / stage_bytes;
+    const int room = (kSharedLimit + kReservedBytes) / blocks - kReservedBytes;
+    const int fit = (room - kAlignment - kBarrierBytes - consumers * 4 * staging_bytes()) / stage_bytes;
     return fit < 16 ? fit : 16;
   }
 };
@@ -82,6 +89,10 @@ constexpr TileConfig kTiles[] = {
     {64, 64, 2, Schedule::kPingPong},
     {64, 32, 2, Schedule::kPingPong},
     {64, 16, 2, Schedule::kPingPong},
+    // Few rows of long sums are a matter of memory: a few more tiles than multiprocessors share them, rather
+    // than that some wait for the others.
+    {64, 32, 2, Schedule::kPingPong, Gated::kNo, 2},
+    {64, 16, 2, Schedule::kPingPong, Gated::kNo, 2},
     // Gated ones come last: with weights along the columns, and along the rows for few rows of A.
     {128, 256, 2, Schedule::kCooperative, Gated::kColumns},
     {128, 128, 2, Schedule::kPingPong, Gated::kColumns},
@@ -147,6 +158,7 @@ enum Option {
   kGroup,
   kGrid,
   kReduction,
+  kBlocks,
   kOptionCount
 };
 

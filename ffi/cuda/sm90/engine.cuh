@@ -14,7 +14,8 @@
 namespace jaxgemm::cuda::sm90 {
 
 // What an engine's code does with results: stores alpha times them as whole vectors, or as rows of 16-bit
-// values that begin anywhere; adds a bias and applies one of the usual activations; or has everything.
+// values that begin anywhere; adds C and a bias as vectors and applies one of the usual activations; or has
+// everything.
 // Instructions are cold when a kernel starts, and a short product spends as long on fetching them as on
 // multiplying: a kernel holds little that it does not run.
 enum class Finish : uint8_t { kPlain, kRows, kActivated, kFull };
@@ -46,7 +47,7 @@ struct Output {
   Finish finish() const {
     if (plain && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
     if (plain && !f32 && !swap) return Finish::kRows;
-    return copy && !c && usual(activation) ? Finish::kActivated : Finish::kFull;
+    return copy && usual(activation) ? Finish::kActivated : Finish::kFull;
   }
 };
 
@@ -62,6 +63,7 @@ struct Params {
   TileSchedule schedule;
   BatchMap batch;
   CUtensorMap x, y, d;
+  CUtensorMap c;         // as d is, where the finish adds it
   CUtensorMap y_narrow;  // kNarrow rows of y where those are not whole blocks
   Output out;
 };
@@ -93,7 +95,7 @@ struct Engine {
 
   // Registers a thread: what launch bounds give each is pooled and dealt again by role.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kConsumerRegisters = kConfig.blocks == 2 ? 96 : kConsumers == 3 ? 160 : 232;
 
   // An MN-major operand comes in whole blocks.
   static constexpr int kBlockX = rows_block(kConfig.result_m()), kBlockY = rows_block(kConfig.result_n());
@@ -103,7 +105,8 @@ struct Engine {
   static constexpr int kBytesX = kLinesX * 128, kBytesY = kLinesY * 128;
   static constexpr int kStageBytes = kBytesX + kBytesY;
 
-  static constexpr int kStagingBytes = sm90::kStagingBytes, kAlignment = sm90::kAlignment;
+  static constexpr int kStagingBytes = kConfig.staging_bytes(), kAlignment = sm90::kAlignment;
+  static constexpr int kStagingBufferBytes = kStagingBytes / kStagingBuffers;
   static constexpr int kStagingTotal = kConsumers * 4 * kStagingBytes;
   static constexpr int kStages = kConfig.stages(kStageBytes);
   static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kStagingTotal + kBarrierBytes;
@@ -140,6 +143,7 @@ template <typename E>
 struct SharedLayout {
   uint32_t x, y, staging, full, empty;
   uint32_t free, gathered;  // see gather.cuh
+  uint32_t addend;          // two of each consumer warp; see addend.cuh
 
   __device__ explicit SharedLayout(const void* dynamic) {
     const uint32_t base = (shared_address(dynamic) + E::kAlignment - 1) / E::kAlignment * E::kAlignment;
@@ -150,6 +154,7 @@ struct SharedLayout {
     empty = full + 8 * E::kStages;
     free = empty + 8 * E::kStages;
     gathered = free + 8;
+    addend = gathered + 8;
   }
 };
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "../device/activation.cuh"
+#include "addend.cuh"
 #include "bias.cuh"
 #include "engine.cuh"
 #include "rows.cuh"
@@ -23,17 +24,34 @@ class EpilogueWarp {
   static constexpr int kCols = E::kTile.strip_columns();
   static constexpr int kStrips = E::kResultN / kCols;  // side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
-  static constexpr int kBufferBytes = 2048;
-  static constexpr int kBuffers = E::kStagingBytes / kBufferBytes;
+  static constexpr int kBufferBytes = E::kStagingBufferBytes;
+  static constexpr int kBuffers = kStagingBuffers;
   static_assert(16 * kCols * 2 <= kBufferBytes);
   using Bias = std::conditional_t<E::kFinish == Finish::kActivated, TileBias<E>, StripBias<E>>;
 
  public:
-  __device__ EpilogueWarp(const Params& params, uint32_t staging)
-      : p_(params), out_(params.out), staging_(staging), lane_(static_cast<int>(threadIdx.x % 32)) {}
+  // Consumer `warp` of the block.
+  __device__ EpilogueWarp(const Params& params, const SharedLayout<E>& shared, int warp)
+      : p_(params),
+        out_(params.out),
+        staging_(shared.staging + warp * E::kStagingBytes),
+        lane_(static_cast<int>(threadIdx.x % 32)),
+        addend_(params, staging_, shared.addend + 8 * kBuffers * warp) {}
 
   // What the first strip needs from memory, or the whole tile, to be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) { bias_.load(out_, first, lane_); }
+
+  // Asks for what the first strips need from memory into shared memory, to be called when products are under
+  // way, as it may have to wait for the tile before.
+  __device__ __forceinline__ void fetch(const Strip& first) {
+    if constexpr (E::kFinish == Finish::kActivated) {
+      if (out_.c && lane_ == 0) {
+        tma_store_wait_read<0>();
+        for (int i = 0; i < kBuffers; ++i) fetch_strip(first, i);
+      }
+      __syncwarp();
+    }
+  }
 
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if constexpr (E::kGated != Gated::kNo)
@@ -129,13 +147,26 @@ class EpilogueWarp {
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
+      if (i > 0 && out_.c && lane_ == 0) {
+        tma_store_wait_read<0>();
+        fetch_strip(first, i + 1);
+      }
       if (outside(strip)) continue;
       const auto bias = bias_.template of_strip<kSwap>(out_, i, lane_);
       float x[kValues];
       for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
+      if (out_.c) {
+        buffer_ = i % kBuffers;
+        addend_.template add<kSwap>(x, buffer_, lane_);
+      }
       activate_usual(out_.activation, x);
       store_copy<kSwap>(x, strip);
     }
+  }
+  __device__ __forceinline__ void fetch_strip(const Strip& first, int i) const {
+    if (i >= E::kBlocksM * kStrips) return;
+    const Strip strip = strip_at(first, i);
+    if (!outside(strip)) addend_.load(strip, i % kBuffers);
   }
 
   __device__ __forceinline__ void store_gated(const Accumulators<E>& acc, const Strip& first) {
@@ -252,19 +283,16 @@ class EpilogueWarp {
   // swizzle.
   template <bool kTransposed>
   __device__ __forceinline__ void fill(uint32_t buffer, const float (&x)[kValues]) const {
-    const int matrix = lane_ / 8, line = lane_ % 8;
 #pragma unroll
     for (int j = 0; j < kCols; j += 16) {
       uint32_t r[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) r[i] = pack<In>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
-      // Matrix i of the four: rows 8 (i % 2), columns 8 (i / 2).
-      if constexpr (kTransposed) {
-        const uint32_t byte = (j + matrix / 2 * 8 + line) * 32 + matrix % 2 * 16;
-        store_matrix_x4_transposed(buffer + (byte ^ (byte >> 7 & 1) << 4), r);
-      } else {
-        store_matrix_x4(buffer + swizzled<kCols>(matrix % 2 * 8 + line, (j + matrix / 2 * 8) * 2), r);
-      }
+      const uint32_t to = buffer + staged_matrix<kTransposed, kCols>(j, lane_);
+      if constexpr (kTransposed)
+        store_matrix_x4_transposed(to, r);
+      else
+        store_matrix_x4(to, r);
     }
   }
   template <bool kTransposed>
@@ -329,6 +357,7 @@ class EpilogueWarp {
   int lane_;
   int buffer_ = 0;
   Bias bias_;
+  Addend<E> addend_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

@@ -16,7 +16,7 @@ template <typename E>
 __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& shared, bool sliced,
                                         int group, int warp) {
   const ClusterPlace place(p.schedule);
-  EpilogueWarp<E> epilogue(p, shared.staging + warp * E::kStagingBytes);
+  EpilogueWarp<E> epilogue(p, shared, warp);
   RingPosition<E::kStages> ring;
   const int row = E::kPingPong ? 0 : group * E::kGroupRows;
   int turn = 0;
@@ -36,6 +36,7 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
       if (p.schedule.one_wave && group > 0) named_barrier_sync(group, 256);
     }
     const auto started = [&] {
+      if (!E::kSlices || place.slice == 0) epilogue.fetch(strip);
       if constexpr (!E::kPingPong) {
         if (p.schedule.one_wave && group + 1 < E::kConsumers) named_barrier_arrive(group + 1, 256);
       }
@@ -59,7 +60,7 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
 }
 
 template <typename E>
-__global__ void __launch_bounds__(E::kThreads, 1)
+__global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
     gemm_sm90(const __grid_constant__ typename E::Parameters p) {
   extern __shared__ uint8_t dynamic_shared[];
   const SharedLayout<E> shared(dynamic_shared);
@@ -104,6 +105,9 @@ __global__ void __launch_bounds__(E::kThreads, 1)
       } else if (warp == 2) {
         if (elect_one()) {
           for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.full + 8 * i, 1);
+          if constexpr (E::kFinish == Finish::kActivated) {
+            if (p.out.c) Addend<E>::init(shared.addend);
+          }
           mbarrier_init_fence();
         }
       } else if (elect_one()) {
@@ -116,7 +120,10 @@ __global__ void __launch_bounds__(E::kThreads, 1)
       }
       __syncwarp();
       ready();
-      if (warp == 1 && p.out.copy && elect_one()) tma_prefetch_map(&p.d);
+      if (warp == 1 && p.out.copy && elect_one()) {
+        tma_prefetch_map(&p.d);
+        if (E::kFinish == Finish::kActivated && p.out.c) tma_prefetch_map(&p.c);
+      }
     } else if (p.schedule.one_wave) {
       produce<E, Walk::kOneWave>(p, shared, block_ready);
     } else if (p.schedule.cluster_shift == 0 || sliced) {

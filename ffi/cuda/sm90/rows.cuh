@@ -16,6 +16,15 @@ __device__ __forceinline__ uint32_t swizzled(int row, int byte_in_row) {
   return byte ^ (byte >> 7 & (kCols / 8 - 1)) << 4;
 }
 
+// Where a lane finds or leaves its row of the four 8 x 8 matrices that make 16 columns from `column` on of a
+// strip: matrix i of them is in rows 8 (i % 2), columns 8 (i / 2). A transposed strip has lines of 16 rows.
+template <bool kTransposed, int kCols>
+__device__ __forceinline__ uint32_t staged_matrix(int column, int lane) {
+  const int matrix = lane / 8, line = lane % 8;
+  return kTransposed ? swizzled<16>(column + matrix / 2 * 8 + line, matrix % 2 * 16)
+                     : swizzled<kCols>(matrix % 2 * 8 + line, (column + matrix / 2 * 8) * 2);
+}
+
 // How far an element is from the aligned vector that it lies in.
 __device__ __forceinline__ int elements_in(const uint16_t* p) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(p) / 2 % 8);

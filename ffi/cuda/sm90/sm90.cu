@@ -66,10 +66,10 @@ Status operand_map(const PlannedOperand& x, const void* base, int tile_rows, int
   return encode_tensor_map(r, map);
 }
 
-Status result_map(const GemmProblem& p, const GemmBuffers& buffers, int columns, bool swap,
-                  CUtensorMap* map) {
+// Of D, or of C, which is as D is.
+Status result_map(const GemmProblem& p, const void* base, int columns, bool swap, CUtensorMap* map) {
   TensorMapRequest r{};
-  r.base = buffers.d;
+  r.base = base;
   r.rank = 3;
   r.bf16 = p.d == DType::kBF16;
   const int64_t extents[3] = {p.n, p.m, p.batch_count()};
@@ -128,8 +128,9 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
   const Major x = plan.x().major, y = plan.y().major;
   const TileConfig& tile = kTiles[launch.tile];
   Finish finish = params.out.finish();
-  // Code for an activation reads the bias in pairs.
-  if (!has_finish(tile, finish) || (finish == Finish::kActivated && !aligned(params.out.bias, 4)))
+  // Code for an activation reads the bias in pairs, and has C copied.
+  if (!has_finish(tile, finish) ||
+      (finish == Finish::kActivated && (!aligned(params.out.bias, 4) || !aligned(params.out.c, 16))))
     finish = Finish::kFull;
   Status status;
   const auto run = [&]<Finish kFinish>() {
@@ -189,10 +190,10 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& p, int sm_count) {
   for (const RankedConfig& ranked : rank_configs(p, sm_count)) {
     const Config& c = ranked.config;
     const TileConfig& tile = kTiles[c.tile];
-    candidates.push_back(
-        {{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m, c.cluster_n, c.split_k,
-          c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid), static_cast<int64_t>(c.reduction)},
-         ranked.microseconds});
+    candidates.push_back({{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m,
+                           c.cluster_n, c.split_k, c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid),
+                           static_cast<int64_t>(c.reduction), tile.blocks},
+                          ranked.microseconds});
   }
   return candidates;
 }
@@ -247,7 +248,9 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
     status = operand_map(plan.b_up, b_up, rows, share, p, &params.up);
   }
   if (status.ok() && params.out.copy)
-    status = result_map(p, buffers, tile.strip_columns(), config.swap, &params.d);
+    status = result_map(p, buffers.d, tile.strip_columns(), config.swap, &params.d);
+  if (status.ok() && params.out.copy && params.out.c && aligned(params.out.c, 16))
+    status = result_map(p, buffers.c, tile.strip_columns(), config.swap, &params.c);
   if (!status.ok()) return status;
 
   Launch launch;
@@ -263,8 +266,8 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.partials();
   if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
-  const int64_t resident =
-      std::min<int64_t>(units, resident_clusters(multiprocessors(executor.device), launch.cluster));
+  const int64_t resident = std::min<int64_t>(
+      units, tile.blocks * resident_clusters(multiprocessors(executor.device), launch.cluster));
   s.one_wave = units == resident && launch.cluster == 1;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
   s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&

@@ -1,0 +1,63 @@
+// C in an epilogue: the copy engine brings strips of it into the staging buffers that results leave from.
+//
+// A buffer holds a strip of C, then the results that it became, and then C of the strip after the next.
+#pragma once
+
+#include "../device/mbarrier.cuh"
+#include "../device/mma.cuh"
+#include "../device/pair.cuh"
+#include "engine.cuh"
+#include "rows.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+// Of one warp, whose lane 0 copies.
+template <typename E>
+class Addend {
+  static constexpr int kCols = E::kTile.strip_columns();
+
+ public:
+  __device__ static void init(uint32_t barriers) {
+    for (int i = 0; i < E::kConsumers * 4 * kStagingBuffers; ++i) mbarrier_init(barriers + 8 * i, 1);
+  }
+
+  __device__ Addend(const Params& p, uint32_t staging, uint32_t barriers)
+      : p_(p), staging_(staging), barriers_(barriers) {}
+
+  // By lane 0, when the copy engine has read the results that the buffer held.
+  __device__ __forceinline__ void load(const Strip& s, int buffer) const {
+    const uint32_t barrier = barriers_ + 8 * buffer;
+    const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
+    mbarrier_arrive_expect(barrier, 16 * kCols * 2);
+    tma_load(staging_ + buffer * E::kStagingBufferBytes, &p_.c, barrier, p_.out.swap ? row : col,
+             p_.out.swap ? col : row, s.batch);
+  }
+
+  // beta C to a lane's values of the strip, in the order of the accumulators. The buffer may be written then.
+  template <bool kSwap, int kValues>
+  __device__ __forceinline__ void add(float (&x)[kValues], int buffer, int lane) {
+    mbarrier_wait(barriers_ + 8 * buffer, phases_ >> buffer & 1);
+    phases_ ^= 1u << buffer;
+    const float beta = p_.out.beta;
+#pragma unroll
+    for (int j = 0; j < kCols; j += 16) {
+      uint32_t r[4];
+      load_matrix_x4<kSwap>(
+          r, staging_ + buffer * E::kStagingBufferBytes + staged_matrix<kSwap, kCols>(j, lane));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 c = unpack<typename E::In>(r[i]);
+        x[j / 2 + 2 * i] = fmaf(beta, c.x, x[j / 2 + 2 * i]);
+        x[j / 2 + 2 * i + 1] = fmaf(beta, c.y, x[j / 2 + 2 * i + 1]);
+      }
+    }
+    __syncwarp();
+  }
+
+ private:
+  const Params& p_;
+  uint32_t staging_, barriers_;
+  uint32_t phases_ = 0;  // of the buffers' barriers, a bit each
+};
+
+}  // namespace jaxgemm::cuda::sm90

@@ -130,6 +130,15 @@ def test_auto_leaves_the_rest_to_xla(given, device, precision, why):
 
 
 @cuda
+@pytest.mark.parametrize(("n", "k", "blocks", "reduction"), [(9728, 4096, 2, 1), (2048, 2048, 1, 2)])
+def test_how_few_rows_fill_the_machine(n, k, blocks, reduction):
+    """With some more tiles than multiprocessors two share one; with far fewer, the blocks of clusters share sums."""
+    chosen = select.resolve("sm90", (), problem(m=16, n=n, k=k), HOPPER)
+    options = dict(zip(chosen.kernel.options, chosen.config, strict=True))
+    assert (options["blocks"], options["reduction"]) == (blocks, reduction)
+
+
+@cuda
 def test_a_measurement_comes_before_the_model(monkeypatch):
     held = {KEY: tuning.Override("sm80", (("tile", 2), ("split_k", 1)), 5.0, 7.5)}
     monkeypatch.setattr(tuning, "overrides", lambda name: held if name == HOPPER.name else {})

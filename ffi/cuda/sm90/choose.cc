@@ -64,9 +64,9 @@ constexpr double kContention = 3.355;  // how well multiplying and loading overl
 constexpr double kStep = 0.0364;       // at least, of every step: a warpgroup's loop, and
 constexpr double kFloor = 2.999;       // how well it overlaps with what a step does
 constexpr double kOverlap = 2.366;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 0.95;  // of both, where blocks that share a multiprocessor fill each other's gaps
-constexpr double kRepack = 5.16e6;  // bytes of a copied operand, read
-constexpr double kPadded = 1.739;   // and, times this, written in whole lines
+constexpr double kPaired = 0.95;       // of memory's time, where two blocks fill each other's gaps
+constexpr double kRepack = 5.16e6;     // bytes of a copied operand, read
+constexpr double kPadded = 1.739;      // and, times this, written in whole lines
 constexpr double kRepackFixed = 2.34;
 
 // Of kMma, by row of kTiles.
@@ -192,10 +192,10 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double stores = p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : kStoresUnaligned;
   const double traffic = c.partials() > 1 ? 0.3 : stores;
   const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
-  const double dram = (operands + added + result * traffic) / (kDram * pulling);
+  const double dram =
+      (operands + added + result * traffic) / (kDram * pulling) * (t.blocks > 1 ? kPaired : 1);
 
-  double time =
-      kLaunch + kCluster * (cluster > 1) + either(busy, dram, kOverlap) * (t.blocks > 1 ? kPaired : 1);
+  double time = kLaunch + kCluster * (cluster > 1) + either(busy, dram, kOverlap);
   if (c.partials() > 1) time += kSplit + result / kPartials;
   const double repacked = batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;

@@ -5,9 +5,9 @@
 // through every step together. One loop over the strips holds the only copy of all this code; a strip's
 // registers are moved to the loop's, since registers cannot be indexed.
 //
-// Aligned 16-bit results go through shared memory to the copy engine, which clips ragged edges. Unaligned
-// ones go through shared memory too, and are written along D's rows. fp32 goes straight to memory: 4 lanes
-// fill a sector.
+// Aligned 16-bit results go through shared memory to the copy engine, which clips ragged edges, and C comes
+// the same way (addend.cuh). Unaligned ones go through shared memory too, and are written along D's rows.
+// fp32 goes straight to memory: 4 lanes fill a sector.
 #pragma once
 
 #include "../device/activation.cuh"

@@ -57,7 +57,8 @@ def better_left(problem: Problem, expected: float) -> str:
     """Why XLA's product should be no slower than ours, which expects to take so many microseconds; empty if it should.
 
     Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, sgemm and mixed_products of
-    benchmarks/shapes.py, and products drawn as survey's and small's are, with other seeds.
+    benchmarks/shapes.py, products drawn as survey's and small's are, with other seeds, and attention's products as in
+    benchmarks/programs.py.
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if unaligned(problem):

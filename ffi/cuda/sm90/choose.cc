@@ -1,12 +1,12 @@
 // The cost model: what a configuration should take on a problem, in microseconds, from counts alone.
 //
-// A block's time for one step along K is the larger of two: what its tensor cores need, and what its share of
-// L2 bandwidth needs, less where the machine is not full. Units go over the blocks in waves, and each unit
-// ends with an epilogue, which ping-pong hides under the other group's steps. Device memory bounds the whole.
-// Splitting K buys parallelism for the price of partial results, written and read, and of a second kernel;
-// or, among the blocks of a cluster, for the time in which the first of them takes the others' sums. Operands
-// with unaligned rows are copied first. A gated product loads and multiplies whole tiles, and writes half of
-// each.
+// A block's time for one step along K is the largest of what its tensor cores need, what they and the copy
+// engine need of shared memory, and what its share of L2 bandwidth needs, less where the machine is not full.
+// Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
+// other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
+// results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
+// the first of them takes the others' sums. Operands with unaligned rows are copied first. A gated product
+// loads and multiplies whole tiles, and writes half of each.
 //
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
@@ -26,66 +26,61 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.37e6;           // bytes
-constexpr double kL2 = 18.44e6;            // bytes, to all multiprocessors
-constexpr double kMma = 3.612e6;           // multiply-adds of a multiprocessor
-constexpr double kHeat = 0.4;              // more time of a multiprocessor where power lowers its clock, and
-constexpr double kHeatWork = 2e10;         // multiply-adds of a product from which on it has half of that
-constexpr double kLaunch = 2.608;          // launch, and the way of the first bytes
-constexpr double kCluster = 0.0954;        // start of a cluster
-constexpr double kPairStep = 0.03988;      // more of a step where blocks share columns,
-constexpr double kPairColsStep = 0.06502;  // and where they share rows
-constexpr double kSplit = 0.7207;          // second kernel
-constexpr double kGather = 0.196;          // sums of a cluster, to meet,
-constexpr double kGathered = 100.9e3;      // and their bytes
-constexpr double kPartials = 4.175e6;      // bytes, written and read again
-constexpr double kTile = 0.6397;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.893;  // and how much more of one that others wait for
-constexpr double kTurn = 0.2172;            // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.4304;     // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.227;          // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 3.081;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 1.755;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 2.793;  // of 32
-constexpr double kUnaligned16 = 2.916;  // and of 16;
-constexpr double kUnalignedInTurn64 = 1.706;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 2.472;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 2.25;    // and in columns
-constexpr double kStoresUnaligned = 2.733;    // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 7.432;      // and that of those that are columns, in small pieces
-constexpr double kFinished[] = {1, 1.68, 2.16, 3.385};       // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1, 1.32, 1.73, 2.53};  // and where it is not
-constexpr double kNarrowBlock = 1.431;                       // loads in 64-byte lines
-constexpr double kLines = 2.608;       // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.597;     // and of those that straddle lines, in whole sectors
-constexpr double kIdleL2 = 0.1769;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kPulling = 0.0109;    // part of the multiprocessors that saturates memory
-constexpr double kContention = 3.355;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.0364;       // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 2.999;       // how well it overlaps with what a step does
-constexpr double kOverlap = 2.366;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 0.95;       // of memory's time, where two blocks fill each other's gaps
-constexpr double kRepack = 5.16e6;     // bytes of a copied operand, read
-constexpr double kPadded = 1.739;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 2.34;
-
-// Of kMma, by row of kTiles.
-constexpr double kRates[kTileCount] = {1.00, 0.89, 0.97, 1.00, 1.00, 1.00, 1.00, 0.88, 1.00, 0.91, 0.60, 0.89,
-                                       1.00, 1.04, 1.10, 0.72, 1.12, 1.60, 1.12, 1.60,
-                                       // gated ones as those that they are like
-                                       1.00, 1.00, 1.03, 1.00, 0.83, 0.83, 0.83};
+constexpr double kDram = 4.802e6;      // bytes
+constexpr double kL2 = 19.17e6;        // bytes, to all multiprocessors
+constexpr double kMma = 4.564e6;       // multiply-adds of a multiprocessor, and
+constexpr double kShared = 427.9e3;    // bytes of its shared memory
+constexpr double kHeat = 0.3349;       // more time of a multiprocessor where power lowers its clock, and
+constexpr double kHeatWork = 2.71e10;  // multiply-adds of a product from which on it has half of that
+constexpr double kLaunch = 1.527;      // launch, and the way of the first bytes,
+constexpr double kRamp = 0.4604;       // and more until all stages are on their way;
+constexpr double kLight = 0.135;       // less of it where two blocks share a multiprocessor
+constexpr double kCluster = 0.4114;    // start of a cluster
+constexpr double kMeeting = 0.04456;   // more of a step where blocks share what they load
+constexpr double kSplit = 2.141;       // second kernel
+constexpr double kGather = 0.1401;     // sums of a cluster, to meet,
+constexpr double kGathered = 32.3e3;   // and their bytes
+constexpr double kPartials = 2.979e6;  // bytes, written and read again
+constexpr double kTile = 0.9932;       // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.795;  // and how much more of one that others wait for
+constexpr double kTurn = 0.2101;            // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.2416;     // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.218;          // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 2.165;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 1.508;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 2.993;  // of 32
+constexpr double kUnaligned16 = 4.086;  // and of 16;
+constexpr double kUnalignedInTurn64 = 1.593;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 2.477;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 1.937;   // and in columns
+constexpr double kStoresUnaligned = 2.623;    // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 7.023;      // and that of those that are columns, in small pieces
+constexpr double kFinished[] = {1, 2.263, 3.31, 5.19};         // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1, 1.575, 2.217, 3.24};  // and where it is not
+constexpr double kNarrowBlock = 1.693;                         // loads in 64-byte lines
+constexpr double kLines = 2.088;       // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.343;     // and of those that straddle lines, in whole sectors
+constexpr double kLine = 0.001505;     // the next load of the same line
+constexpr double kIdleL2 = 0.477;      // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kContention = 2.796;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.05766;      // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 2.63;        // how well it overlaps with what a step does
+constexpr double kOverlap = 1.986;     // memory and multiprocessors: 1 not at all
+constexpr double kPaired = 0.9253;     // of memory's time, where two blocks fill each other's gaps
+constexpr double kRepack = 5.079e6;    // bytes of a copied operand, read
+constexpr double kPadded = 1.776;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.596;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
   bool y_blocks;           // y comes in whole blocks of columns
 };
 
-// Fraction of the tensor cores' rate that shared memory can feed: narrow tiles read the same rows for fewer
-// columns.
-double fed(const TileConfig& t, int tile_n) {
-  const double blocks = t.group_rows() / 64;
-  const double cycles = blocks * tile_n / 2, reads = blocks * (64 + tile_n) * 32 / 128;
-  return std::min(1.0, cycles / reads);
+// Bytes of shared memory that a step of k reads and writes: an instruction takes 64 rows and all columns of
+// the tile, for every 64 rows anew.
+double shared_bytes(const TileConfig& t, int tile_n) {
+  const double instructions = t.tile_m / 64 * (kTileK / 16);
+  return instructions * (64 + tile_n) * 32 + (t.tile_m + tile_n) * kTileK * 2;
 }
 
 // Bytes of this operand, rows x cols as op() sees it, that are copied first: rows that the copy engine cannot
@@ -101,6 +96,13 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 double straddling(const Matrix& x) {
   if (x.ld % 64 == 0 || x.ld % 8 != 0) return 1;
   return x.ld % 16 == 0 ? kSectors : kLines;
+}
+
+// Time for which the busiest line of this operand, rows x cols as op() sees it, is loaded again and again, so
+// many times: a line lies in one slice of L2, and one that holds several short rows is loaded for each.
+double crowding(const Matrix& x, int64_t rows, int64_t cols, double loads) {
+  const double length = 2 * double(x.transposed ? rows : cols);
+  return kLine * loads * straddling(x) * std::max(1.0, 128 / std::max(2.0, length));
 }
 
 // What an epilogue does besides storing: an addition, a function of few instructions or C as vectors, or
@@ -143,14 +145,16 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const int block = rows_block(t.result_n());
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const double a = straddling(p.a), b = straddling(p.b);
-  const double meeting = std::max(kPairStep * (c.cluster_m > 1), kPairColsStep * (c.cluster_n > 1));
+  const double meeting = c.cluster_m * c.cluster_n > 1 ? kMeeting : 0;
   const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
   const double heat = 1 + kHeat * work / (work + kHeatWork);
   const double sharing = std::max(1.0, std::ceil(running * cluster / sms));  // blocks of a multiprocessor
-  const double rate = kMma * kRates[c.tile] / heat / sharing;
+  const double clock = 1 / heat / sharing;
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
-    const double mma = double(t.tile_m) * tile_n * kTileK / (rate * fed(t, tile_n));
+    const double multiply = double(t.tile_m) * tile_n * kTileK / (kMma * clock);
+    const double feed = shared_bytes(t, tile_n) / (kShared * clock);
+    const double mma = std::max(multiply, feed);
     const double y_lines =
         s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
     const double lines =
@@ -191,11 +195,16 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double added = p.has_c && c.partials() == 1 ? result : 0;  // C, read
   const double stores = p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : kStoresUnaligned;
   const double traffic = c.partials() > 1 ? 0.3 : stores;
-  const double pulling = std::min(1.0, running * cluster / (kPulling * sms));
-  const double dram =
-      (operands + added + result * traffic) / (kDram * pulling) * (t.blocks > 1 ? kPaired : 1);
+  const double dram = (operands + added + result * traffic) / kDram * (t.blocks > 1 ? kPaired : 1);
 
-  double time = kLaunch + kCluster * (cluster > 1) + either(busy, dram, kOverlap);
+  const double ramp = kRamp * std::min(1.0, split_steps / 8);
+  const double rows_of_tiles = double(ceil_div(s.m, t.result_m())) / c.cluster_m;
+  const double columns_of_tiles = double(ceil_div(s.n, t.result_n())) / c.cluster_n;
+  const double crowded = crowding(p.a, p.m, p.k, c.swap ? rows_of_tiles : columns_of_tiles) +
+                         crowding(p.b, p.k, p.n, c.swap ? columns_of_tiles : rows_of_tiles);
+
+  double time = kLaunch - kLight * (t.blocks > 1) + ramp + kCluster * (cluster > 1) +
+                either(busy, dram, kOverlap) + crowded;
   if (c.partials() > 1) time += kSplit + result / kPartials;
   const double repacked = batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;

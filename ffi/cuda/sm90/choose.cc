@@ -11,9 +11,9 @@
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
 //
-// The constants were fitted to timings of products on an H200 by the time that the model's choice loses
-// against the best configuration timed. They absorb what the model leaves out, so they are not the machine's
-// rates.
+// The constants were fitted to timings of products drawn at random on an H200, twenty configurations of each,
+// by the time that the model's choice loses against the best of them. They absorb what the model leaves out,
+// so they are not the machine's rates.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -26,50 +26,51 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.802e6;      // bytes
-constexpr double kL2 = 19.17e6;        // bytes, to all multiprocessors
-constexpr double kMma = 4.564e6;       // multiply-adds of a multiprocessor, and
-constexpr double kShared = 427.9e3;    // bytes of its shared memory
-constexpr double kHeat = 0.3349;       // more time of a multiprocessor where power lowers its clock, and
-constexpr double kHeatWork = 2.71e10;  // multiply-adds of a product from which on it has half of that
-constexpr double kLaunch = 1.527;      // launch, and the way of the first bytes,
-constexpr double kRamp = 0.4604;       // and more until all stages are on their way;
-constexpr double kLight = 0.135;       // less of it where two blocks share a multiprocessor
-constexpr double kCluster = 0.4114;    // start of a cluster
-constexpr double kMeeting = 0.04456;   // more of a step where blocks share what they load
-constexpr double kSplit = 2.141;       // second kernel
-constexpr double kGather = 0.1401;     // sums of a cluster, to meet,
-constexpr double kGathered = 32.3e3;   // and their bytes
-constexpr double kPartials = 2.979e6;  // bytes, written and read again
-constexpr double kTile = 0.9932;       // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.795;  // and how much more of one that others wait for
-constexpr double kTurn = 0.2101;            // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.2416;     // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.218;          // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 2.165;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 1.508;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 2.993;  // of 32
-constexpr double kUnaligned16 = 4.086;  // and of 16;
-constexpr double kUnalignedInTurn64 = 1.593;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 2.477;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 1.937;   // and in columns
-constexpr double kStoresUnaligned = 2.623;    // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 7.023;      // and that of those that are columns, in small pieces
-constexpr double kFinished[] = {1, 2.263, 3.31, 5.19};         // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1, 1.575, 2.217, 3.24};  // and where it is not
-constexpr double kNarrowBlock = 1.693;                         // loads in 64-byte lines
-constexpr double kLines = 2.088;       // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.343;     // and of those that straddle lines, in whole sectors
-constexpr double kLine = 0.001505;     // the next load of the same line
-constexpr double kIdleL2 = 0.477;      // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kContention = 2.796;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.05766;      // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 2.63;        // how well it overlaps with what a step does
-constexpr double kOverlap = 1.986;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 0.9253;     // of memory's time, where two blocks fill each other's gaps
-constexpr double kRepack = 5.079e6;    // bytes of a copied operand, read
-constexpr double kPadded = 1.776;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.596;
+constexpr double kDram = 4.497e6;         // bytes
+constexpr double kL2 = 20.95e6;           // bytes, to all multiprocessors
+constexpr double kMma = 4.402e6;          // multiply-adds of a multiprocessor,
+constexpr double kThree = 0.8886;         // times this where three warpgroups take turns,
+constexpr double kShared = 412.6e3;       // and bytes of its shared memory
+constexpr double kHeat = 0.3309;          // more time of a multiprocessor where power lowers its clock, and
+constexpr double kHeatWork = 3.63e10;     // multiply-adds of a product from which on it has half of that
+constexpr double kLaunch = 1.704;         // launch, and the way of the first bytes,
+constexpr double kRamp = 0.4635;          // and more until all stages are on their way;
+constexpr double kLight = 0.126;          // less of it where two blocks share a multiprocessor
+constexpr double kCluster = 0.4329;       // start of a cluster
+constexpr double kMeeting = 0.04222;      // more of a step where blocks share what they load
+constexpr double kSplit = 2.273;          // second kernel
+constexpr double kGather = 0.1241;        // sums of a cluster, to meet,
+constexpr double kGathered = 30.6e3;      // and their bytes
+constexpr double kPartials = 3.278e6;     // bytes, written and read again
+constexpr double kTile = 1.067;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.6;  // and how much more of one that others wait for
+constexpr double kTurn = 0.2153;          // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.2461;   // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 1.252;        // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 2.205;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 1.473;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 3.011;  // of 32
+constexpr double kUnaligned16 = 4.635;  // and of 16;
+constexpr double kUnalignedInTurn64 = 1.429;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 2.675;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 1.88;    // and in columns
+constexpr double kStoresUnaligned = 2.579;    // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 6.862;      // and that of those that are columns, in small pieces
+constexpr double kFinished[] = {1, 2.315, 3.135, 5.19};        // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1, 1.498, 2.326, 3.24};  // and where it is not
+constexpr double kNarrowBlock = 1.71;                          // loads in 64-byte lines
+constexpr double kLines = 2.254;       // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.395;     // and of those that straddle lines, in whole sectors
+constexpr double kLine = 0.001499;     // the next load of the same line
+constexpr double kIdleL2 = 0.4637;     // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kContention = 2.424;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.05992;      // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 2.654;       // how well it overlaps with what a step does
+constexpr double kOverlap = 2.604;     // memory and multiprocessors: 1 not at all
+constexpr double kPaired = 0.9515;     // of memory's time, where two blocks fill each other's gaps
+constexpr double kRepack = 5.268e6;    // bytes of a copied operand, read
+constexpr double kPadded = 1.743;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.546;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -152,7 +153,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double clock = 1 / heat / sharing;
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
-    const double multiply = double(t.tile_m) * tile_n * kTileK / (kMma * clock);
+    const double multiply =
+        double(t.tile_m) * tile_n * kTileK / (kMma * (t.consumers == 3 ? kThree : 1) * clock);
     const double feed = shared_bytes(t, tile_n) / (kShared * clock);
     const double mma = std::max(multiply, feed);
     const double y_lines =

@@ -216,8 +216,8 @@ SUITES: dict[str, Suite] = {
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
-    "survey": Suite(_survey(_KINDS, 12, 2036), ("auto", "sm90")),
-    "small": Suite(_survey(_SMALL_KINDS, 12, 2035), ("auto", "sm90", "direct")),
+    "survey": Suite(_survey(_KINDS, 12, 2038), ("auto", "sm90")),
+    "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
     "mixed_products": Suite(_MIXED, ("auto", "sm90", "direct")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

@@ -11,9 +11,9 @@
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
 //
-// The constants were fitted to timings of products drawn at random on an H200, twenty configurations of each,
-// by the time that the model's choice loses against the best of them. They absorb what the model leaves out,
-// so they are not the machine's rates.
+// The constants were fitted to timings on an H200 of products drawn at random, twenty configurations of each,
+// and of suite bf16's, by the time that the model's choice loses against the best of them; the launch also to
+// suite small's. They absorb what the model leaves out, so they are not the machine's rates.
 #include <algorithm>
 #include <cmath>
 #include <set>

@@ -69,6 +69,7 @@ GELU = Epilogue(activation="gelu")
         pytest.param("sm90", problem(m=4096, n=4096, k=4096, epilogue=GELU), id="an activation"),
         pytest.param("sm90", problem(m=4, n=8192, k=8200), id="padded sums for few rows"),
         pytest.param("sm90", problem(m=4, n=8192, k=8192), id="long sums for few rows"),
+        pytest.param("sm90", problem(m=9, n=2304, k=1024), id="long sums for few rows, in a few microseconds"),
         pytest.param("sm90", problem(m=1000, n=800, k=4200), id="padded sums"),
         # Where ours are as good.
         pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),

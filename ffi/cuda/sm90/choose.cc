@@ -11,7 +11,7 @@
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
 //
-// The constants were fitted to timings on an H200 of products drawn at random, twenty configurations of each,
+// The constants were fitted to timings on an H200 of products drawn at random, many configurations of each,
 // and of suite bf16's, by the time that the model's choice loses against the best of them; the launch also to
 // suite small's. They absorb what the model leaves out, so they are not the machine's rates.
 #include <algorithm>
@@ -99,11 +99,9 @@ double straddling(const Matrix& x) {
   return x.ld % 16 == 0 ? kSectors : kLines;
 }
 
-// Time for which the busiest line of this operand, rows x cols as op() sees it, is loaded again and again, so
-// many times: a line lies in one slice of L2, and one that holds several short rows is loaded for each.
-double crowding(const Matrix& x, int64_t rows, int64_t cols, double loads) {
-  const double length = 2 * double(x.transposed ? rows : cols);
-  return kLine * loads * straddling(x) * std::max(1.0, 128 / std::max(2.0, length));
+// How many rows of this operand, rows x cols as op() sees it, a line of L2 holds, about, if several.
+double crowded(const Matrix& x, int64_t rows, int64_t cols) {
+  return std::max(1.0, 64 / double(std::max<int64_t>(1, x.transposed ? rows : cols)));
 }
 
 // What an epilogue does besides storing: an addition, a function of few instructions or C as vectors, or
@@ -137,9 +135,9 @@ double either(double a, double b, double exponent) {
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster();
   const double clusters = t.blocks * std::max(1, resident_clusters(sms, cluster));
+  const int64_t rows = ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m);
   const int64_t columns = ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n);
-  const double column_units =
-      double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m)) * double(s.batch) * c.partials();
+  const double column_units = double(rows) * double(s.batch) * c.partials();
   const double units = column_units * double(columns), running = std::min(units, clusters);
   const double split_steps = std::ceil(double(std::max<int64_t>(1, ceil_div(s.k, kTileK))) / c.split_k);
 
@@ -150,12 +148,12 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
   const double heat = 1 + kHeat * work / (work + kHeatWork);
   const double sharing = std::max(1.0, std::ceil(running * cluster / sms));  // blocks of a multiprocessor
-  const double clock = 1 / heat / sharing;
+  const double part = 1 / heat / sharing;  // that a block has of a multiprocessor's rates
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double multiply =
-        double(t.tile_m) * tile_n * kTileK / (kMma * (t.consumers == 3 ? kThree : 1) * clock);
-    const double feed = shared_bytes(t, tile_n) / (kShared * clock);
+        double(t.tile_m) * tile_n * kTileK / (kMma * (t.consumers == 3 ? kThree : 1) * part);
+    const double feed = shared_bytes(t, tile_n) / (kShared * part);
     const double mma = std::max(multiply, feed);
     const double y_lines =
         s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
@@ -200,13 +198,13 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double dram = (operands + added + result * traffic) / kDram * (t.blocks > 1 ? kPaired : 1);
 
   const double ramp = kRamp * std::min(1.0, split_steps / 8);
-  const double rows_of_tiles = double(ceil_div(s.m, t.result_m())) / c.cluster_m;
-  const double columns_of_tiles = double(ceil_div(s.n, t.result_n())) / c.cluster_n;
-  const double crowded = crowding(p.a, p.m, p.k, c.swap ? rows_of_tiles : columns_of_tiles) +
-                         crowding(p.b, p.k, p.n, c.swap ? columns_of_tiles : rows_of_tiles);
+  // A line lies in one slice of L2, which gives it to one block or cluster after the other, and where it
+  // holds several rows, as often to each.
+  const double reloads = a * crowded(p.a, p.m, p.k) * double(c.swap ? rows : columns) +
+                         b * crowded(p.b, p.k, p.n) * double(c.swap ? columns : rows);
 
   double time = kLaunch - kLight * (t.blocks > 1) + ramp + kCluster * (cluster > 1) +
-                either(busy, dram, kOverlap) + crowded;
+                either(busy, dram, kOverlap) + kLine * reloads;
   if (c.partials() > 1) time += kSplit + result / kPartials;
   const double repacked = batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;

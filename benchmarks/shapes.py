@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,20 @@ def _survey(kinds: tuple[Kind, ...], each: int, seed: int, most: float = 1e12) -
         ]
         cases += kept[:each]
     return tuple(cases)
+
+
+def drawn(each: int, seed: int, kinds: Sequence[int] | None = None) -> tuple[Case, ...]:
+    """Products at random, as many of each kind: survey's kinds, counted from 0, and then small's. Kinds take turns.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    known = (*_KINDS, *_SMALL_KINDS)
+    asked = range(len(known)) if kinds is None else kinds
+    if not set(asked) <= set(range(len(known))):
+        raise ValueError(f"kinds are 0 to {len(known) - 1}, got {', '.join(map(str, asked))}")
+    of_kinds = (_survey((known[i],), each, seed + i, 3e11) for i in asked)
+    return tuple(case for turn in itertools.zip_longest(*of_kinds) for case in turn if case)
 
 
 #: The products of the chain "mixed", one by one.

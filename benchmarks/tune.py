@@ -80,7 +80,7 @@ def _tune(
     case: Case, runner: bench.Bench, entries: dict[tuning.Key, tuning.Override], count: int, margin: float
 ) -> tuple[tuple[str, ...], bool]:
     """Measure one product and renew its entry; a line for the table, and whether it could be measured."""
-    problem = _problem(case, runner)
+    problem = problem_of(case, runner)
     found = _contenders(case, problem, runner, count)
     if problem is None or not found:
         return ("no kernel", "-", "-", "-"), True
@@ -102,7 +102,8 @@ def _tune(
     return (label, *(report.time_text(us) for us in (fastest, now, theirs))), True
 
 
-def _problem(case: Case, runner: bench.Bench) -> Problem | None:
+def problem_of(case: Case, runner: bench.Bench) -> Problem | None:
+    """The problem that `auto` weighs for a product here."""
     platform = "cuda" if runner.device.platform == "gpu" else str(runner.device.platform)
     found = jaxgemm.explain(lambda *x: case.ours(*x), *case.operands, platform=platform)
     return found.products[0].decision.problem

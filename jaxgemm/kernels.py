@@ -32,7 +32,8 @@ class Kernel:
         deterministic: whether every run gives the same bits.
         batch_invariant: whether the bits of a row do not depend on how many rows there are.
         built: whether this build holds its code.
-        pins: options and values that make the kernel batch-invariant once all others are fixed; empty: none do.
+        pins: options and values that make the kernel batch-invariant once all others are fixed; empty: none do. 0 is
+            for an option that changes no sum, and is chosen for the problem at hand.
         gated: whether it computes :func:`jaxgemm.gated_gemm`'s pair of products in one launch.
     """
 

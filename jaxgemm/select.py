@@ -164,11 +164,13 @@ def _invariant(
         reason = prec.refusal(precision, dtype, row.tf32)
         chosen: Choice | str = f"kernel '{name}': {reason}" if reason else _pinned(row, options, stand_in, device)
         if isinstance(chosen, Choice):
-            reason, workspace = check(row, chosen.config, problem, device)
-            if reason:  # another kernel would be one that follows m
-                raise UnsupportedError(f"batch_invariant: {reason}")
+            free = {name for name, value in row.pins.items() if not value} - dict(options).keys()
+            config = tuple(0 if name in free else x for name, x in zip(row.options, chosen.config, strict=False))
+            found = resolve(row.name, config, problem, device)
+            if not isinstance(found, Choice):  # another kernel would be one that follows m
+                raise UnsupportedError(f"batch_invariant: {found}")
             why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, whatever there are"
-            return replace(chosen, workspace=workspace, why=why)
+            return replace(found, why=why, considered=chosen.considered)
         reasons.append(chosen)
     raise UnsupportedError(f"batch_invariant: {'; '.join(reasons)}")
 
@@ -179,11 +181,11 @@ def _pinned(row: Kernel, options: tuple[tuple[str, int], ...], problem: Problem,
         return resolve(row.name, configuration(row, options), problem, device)
     if not row.pins:
         return f"kernel '{row.name}' does not promise that a row's bits are the same for every m"
-    given = dict(options)
-    for name, value in row.pins.items():
+    given, held = dict(options), {name: value for name, value in row.pins.items() if value}
+    for name, value in held.items():
         if given.get(name, 0) not in (0, value):
             return f"option {name} of kernel '{row.name}' must be {value}, got {given[name]}"
-    return resolve(row.name, configuration(row, tuple({**given, **row.pins}.items())), problem, device)
+    return resolve(row.name, configuration(row, tuple({**given, **held}.items())), problem, device)
 
 
 def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice:

@@ -75,6 +75,12 @@ def problem(m, n, k, dtype, b_transposed=False, batch=()):
     return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype,) * 3, Epilogue())
 
 
+def held(choice):
+    """Its options but those that change no sum."""
+    row = choice.kernel
+    return tuple((name, x) for name, x in zip(row.options, choice.config, strict=False) if row.pins.get(name, 1))
+
+
 @pytest.mark.parametrize("device", [CPU, H200], ids=["cpu", "H200"])
 def test_the_choice_follows_n_and_k_alone(device):
     rows = {row.name: row for row in jaxgemm.kernels()}
@@ -83,7 +89,7 @@ def test_the_choice_follows_n_and_k_alone(device):
     for dtype in ("bfloat16", "float32", "float64"):
         for n, k in SHAPES:
             choices = {
-                (choice.kernel.name, choice.config)
+                (choice.kernel.name, held(choice))
                 for m in ROWS
                 for choice in [
                     select(problem(m, n, k, dtype), device, batch_invariant=True, precision=canonical("highest"))
@@ -91,8 +97,9 @@ def test_the_choice_follows_n_and_k_alone(device):
             }
             assert len(choices) == 1, choices
             name, config = choices.pop()
+            config = dict(config)
             for option, value in rows[name].pins.items():
-                assert config[list(rows[name].options).index(option)] == value
+                assert not value or config[option] == value
 
 
 def test_kernels_that_promise_it_are_in_the_table():

@@ -1,7 +1,9 @@
 // The cost model: what a configuration should take on a problem, in microseconds, from counts alone.
 //
 // A block's time for one step along K is the largest of what its tensor cores need, what they and the copy
-// engine need of shared memory, and what its share of L2 bandwidth needs, less where the machine is not full.
+// engine need of shared memory, and what its share of L2 bandwidth needs, less where the machine is not full
+// or blocks of a GPC load the same. It takes at least its part of the way from L2, whose other parts hide
+// behind the stages of the ring.
 // Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
 // other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
 // results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
@@ -26,51 +28,59 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.497e6;         // bytes
-constexpr double kL2 = 20.95e6;           // bytes, to all multiprocessors
-constexpr double kMma = 4.402e6;          // multiply-adds of a multiprocessor,
-constexpr double kThree = 0.8886;         // times this where three warpgroups take turns,
-constexpr double kShared = 412.6e3;       // and bytes of its shared memory
-constexpr double kHeat = 0.3309;          // more time of a multiprocessor where power lowers its clock, and
-constexpr double kHeatWork = 3.63e10;     // multiply-adds of a product from which on it has half of that
-constexpr double kLaunch = 1.704;         // launch, and the way of the first bytes,
-constexpr double kRamp = 0.4635;          // and more until all stages are on their way;
-constexpr double kLight = 0.126;          // less of it where two blocks share a multiprocessor
-constexpr double kCluster = 0.4329;       // start of a cluster
-constexpr double kMeeting = 0.04222;      // more of a step where blocks share what they load
-constexpr double kSplit = 2.273;          // second kernel
-constexpr double kGather = 0.1241;        // sums of a cluster, to meet,
-constexpr double kGathered = 30.6e3;      // and their bytes
-constexpr double kPartials = 3.278e6;     // bytes, written and read again
-constexpr double kTile = 1.067;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.6;  // and how much more of one that others wait for
-constexpr double kTurn = 0.2153;          // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.2461;   // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 1.252;        // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 2.205;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 1.473;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 3.011;  // of 32
-constexpr double kUnaligned16 = 4.635;  // and of 16;
-constexpr double kUnalignedInTurn64 = 1.429;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 2.675;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 1.88;    // and in columns
-constexpr double kStoresUnaligned = 2.579;    // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 6.862;      // and that of those that are columns, in small pieces
-constexpr double kFinished[] = {1, 2.315, 3.135, 3.385};       // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1, 1.498, 2.326, 2.53};  // and where it is not
-constexpr double kNarrowBlock = 1.71;                          // loads in 64-byte lines
-constexpr double kLines = 2.254;       // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.395;     // and of those that straddle lines, in whole sectors
-constexpr double kLine = 0.001499;     // the next load of the same line
-constexpr double kIdleL2 = 0.4637;     // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kContention = 2.424;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.05992;      // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 2.654;       // how well it overlaps with what a step does
-constexpr double kOverlap = 2.604;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 0.9515;     // of memory's time, where two blocks fill each other's gaps
-constexpr double kRepack = 5.268e6;    // bytes of a copied operand, read
-constexpr double kPadded = 1.743;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.546;
+constexpr double kDram = 4.431e6;      // bytes
+constexpr double kL2 = 12.69e6;        // bytes, to all multiprocessors
+constexpr double kMma = 4.042e6;       // multiply-adds of a multiprocessor,
+constexpr double kThree = 0.9396;      // times this where three warpgroups take turns,
+constexpr double kShared = 379.1e3;    // and bytes of its shared memory
+constexpr double kHeat = 0.3178;       // more time of a multiprocessor where power lowers its clock, and
+constexpr double kHeatWork = 5.65e10;  // multiply-adds of a product from which on it has half of that
+constexpr double kLaunch = 1.68;       // launch, and the way of the first bytes,
+constexpr double kRamp = 0.3856;       // and more until all stages are on their way;
+constexpr double kLight = 0.1673;      // less of it where two blocks share a multiprocessor
+constexpr double kCluster = 0.5265;    // start of a cluster
+constexpr double kMeeting = 0.02159;   // more of a step where blocks share what they load
+constexpr double kSplit = 2.263;       // second kernel
+constexpr double kGather = 0.1007;     // sums of a cluster, to meet,
+constexpr double kGathered = 39.98e3;  // and their bytes
+constexpr double kPartials = 3.987e6;  // bytes, written and read again
+constexpr double kTile = 1.106;        // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.618;  // and how much more of one that others wait for
+constexpr double kTurn = 0.243;             // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.3002;     // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 0.8825;         // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 1.931;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 1.423;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 3.034;  // of 32
+constexpr double kUnaligned16 = 4.972;  // and of 16;
+constexpr double kUnalignedInTurn64 = 1.311;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 2.944;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 1.928;   // and in columns
+constexpr double kStoresUnaligned = 2.525;    // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 6.79;       // and that of those that are columns, in small pieces;
+constexpr double kStoresLines = 1.11;         // of rows that straddle lines,
+constexpr double kStoresSectors = 1.578;      // of those that straddle sectors too,
+constexpr double kStoresColumns = 1.521;      // and, times this, of either where tiles are transposed
+constexpr double kFinished[] = {1, 2.497, 3.351, 3.385};      // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1, 1.671, 2.72, 2.53};  // and where it is not
+constexpr double kNarrowBlock = 1.604;                        // loads in 64-byte lines
+constexpr double kLines = 1.916;     // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.216;   // and of those that straddle lines, in whole sectors
+constexpr double kLine = 0.001643;   // the next load of the same line
+constexpr double kMerged = 0.4614;   // distinct part of a GPC's loads from which on they cost less, and
+constexpr double kMerging = 4.21;    // how suddenly
+constexpr double kLatency = 0.6441;  // from a load to its bytes, of which every stage of the ring hides some
+constexpr double kIdleL2 = 0.2429;   // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kContention = 3.917;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.06441;      // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 2.38;        // how well it overlaps with what a step does
+constexpr double kOverlap = 2.934;     // memory and multiprocessors: 1 not at all
+constexpr double kPaired = 0.9188;     // of memory's time, where two blocks fill each other's gaps
+constexpr double kRepack = 5.236e6;    // bytes of a copied operand, read
+constexpr double kPadded = 1.785;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.613;
+
+constexpr int kMaxGroup = 1 << 20;  // tile rows that are walked together
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -82,6 +92,12 @@ struct Shape {
 double shared_bytes(const TileConfig& t, int tile_n) {
   const double instructions = t.tile_m / 64 * (kTileK / 16);
   return instructions * (64 + tile_n) * 32 + (t.tile_m + tile_n) * kTileK * 2;
+}
+
+// Bytes of a stage of the ring, where y comes in whole blocks of columns or not.
+int stage_bytes(const TileConfig& t, bool y_blocks) {
+  const int block = rows_block(t.result_n());
+  return (t.tile_m + (y_blocks ? ceil_div(t.tile_n, block) * block : t.tile_n)) * kTileK * 2;
 }
 
 // Bytes of this operand, rows x cols as op() sees it, that are copied first: rows that the copy engine cannot
@@ -126,22 +142,91 @@ double storing(const GemmProblem& p, const TileConfig& t, bool swap) {
   return columns == 64 ? kUnaligned64 : columns == 32 ? kUnaligned32 : kUnaligned16;
 }
 
+// How much more memory traffic the results make by the way that their rows lie in lines.
+double stores(const GemmProblem& p, bool swap) {
+  if (p.n % 8 != 0) return swap ? kStoresSwapped : kStoresUnaligned;
+  if (p.n % 64 == 0) return 1;
+  return (p.n % 16 == 0 ? kStoresLines : kStoresSectors) * (swap ? kStoresColumns : 1);
+}
+
 // The larger of two times that overlap, and somewhat more the closer they are: by an exponent of 1, their
 // sum.
 double either(double a, double b, double exponent) {
   return std::pow(std::pow(a, exponent) + std::pow(b, exponent), 1 / exponent);
 }
 
+// The units of a configuration, in rows and columns, and how many of them run at a time.
+struct Units {
+  double rows, columns, products, clusters;
+
+  Units(const Shape& s, const TileConfig& t, const Config& c, int sms)
+      : rows(double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m))),
+        columns(double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n))),
+        products(double(s.batch) * c.partials()),
+        clusters(t.blocks * std::max(1, resident_clusters(sms, c.cluster()))) {}
+
+  double all() const { return rows * columns * products; }
+  double running() const { return std::min(all(), clusters); }
+  // Those of one GPC, where blocks that follow each other in the grid run.
+  double neighbours(int cluster) const {
+    return std::max(1.0, double(kGpcBlocks) / cluster * running() / clusters);
+  }
+};
+
+// Of the rows and the columns of so many units that follow each other, wherever they begin in a walk down
+// `group` rows at a time, the part that is distinct.
+struct Distinct {
+  double rows, columns;
+
+  Distinct(const Units& u, double units, double group) {
+    const double more = units - 1, down = std::min(group, u.rows);
+    const double products = std::min(u.products, 1 + more / (u.rows * u.columns));
+    rows = std::min(1.0, products * std::min(u.rows, down * (1 + more / (down * u.columns))) / units);
+    columns = std::min(1.0, products * std::min(u.columns, 1 + more / down) / units);
+  }
+};
+
+// Lines that a step of K loads, of the engine's rows and columns, and what more it takes where they straddle
+// lines of L2.
+struct Lines {
+  double rows, columns, torn;
+
+  Lines(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int tile_n) {
+    const double a = straddling(p.a), b = straddling(p.b);
+    const int block = rows_block(t.result_n());
+    const double y =
+        s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
+    rows = double(t.tile_m) / c.cluster_n;
+    columns = y / c.cluster_m;
+    torn = rows * ((c.swap ? b : a) - 1) + columns * ((c.swap ? a : b) - 1);
+  }
+};
+
+// How to walk over the units, so that as few lines as can be are loaded by a GPC, and by all that run at a
+// time. Where there is one wave it is along the rows or the columns, which costs nothing.
+int best_group(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
+  const Units u(s, t, c, sms);
+  const Lines lines(p, s, t, c, t.tile_n);
+  const int all = static_cast<int>(std::min(u.rows, double(kMaxGroup)));
+  int best = all;
+  double least = INFINITY;
+  for (const int group : {all, 1, 8, 4, 16, 2}) {
+    if (group > all || (group != all && group != 1 && one_wave(u.all(), u.clusters, c.cluster()))) continue;
+    const Distinct near(u, u.neighbours(c.cluster()), group), running(u, u.running(), group);
+    const double loads =
+        (near.rows + running.rows) * lines.rows + (near.columns + running.columns) * lines.columns;
+    if (loads < least) best = group, least = loads;
+  }
+  return best;
+}
+
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster();
-  const double clusters = t.blocks * std::max(1, resident_clusters(sms, cluster));
-  const int64_t rows = ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m);
-  const int64_t columns = ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n);
-  const double column_units = double(rows) * double(s.batch) * c.partials();
-  const double units = column_units * double(columns), running = std::min(units, clusters);
+  const Units u(s, t, c, sms);
+  const double column_units = u.rows * u.products, units = u.all(), running = u.running();
+  const double clusters = u.clusters, rows = u.rows, columns = u.columns;
   const double split_steps = std::ceil(double(std::max<int64_t>(1, ceil_div(s.k, kTileK))) / c.split_k);
 
-  const int block = rows_block(t.result_n());
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const double a = straddling(p.a), b = straddling(p.b);
   const double meeting = c.cluster_m * c.cluster_n > 1 ? kMeeting : 0;
@@ -149,19 +234,20 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double heat = 1 + kHeat * work / (work + kHeatWork);
   const double sharing = std::max(1.0, std::ceil(running * cluster / sms));  // blocks of a multiprocessor
   const double part = 1 / heat / sharing;  // that a block has of a multiprocessor's rates
+  const Distinct near(u, u.neighbours(cluster), c.group);
+  const int stages = t.stages(stage_bytes(t, s.y_blocks));
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double multiply =
         double(t.tile_m) * tile_n * kTileK / (kMma * (t.consumers == 3 ? kThree : 1) * part);
     const double feed = shared_bytes(t, tile_n) / (kShared * part);
     const double mma = std::max(multiply, feed);
-    const double y_lines =
-        s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
-    const double lines =
-        double(t.tile_m) / c.cluster_n * (c.swap ? b : a) + y_lines / c.cluster_m * (c.swap ? a : b);
-    const double load =
-        lines * kTileK * 2 * sms / kL2 * (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
-    return either(either(mma, load, kContention), kStep, kFloor) + meeting;
+    const Lines lines(p, s, t, c, tile_n);
+    const double all = lines.rows + lines.columns;
+    const double merged = (near.rows * lines.rows + near.columns * lines.columns) / all;
+    const double load = (all / either(1, kMerged / merged, kMerging) + lines.torn) * kTileK * 2 * sms / kL2 *
+                        (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
+    return either(either(mma, load, kContention), std::max(kStep, kLatency / stages), kFloor) + meeting;
   };
   const double step = step_of(t.tile_n);
   // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.
@@ -193,15 +279,14 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
   const double added = p.has_c && c.partials() == 1 ? result : 0;  // C, read
-  const double stores = p.n % 8 == 0 ? 1 : c.swap ? kStoresSwapped : kStoresUnaligned;
-  const double traffic = c.partials() > 1 ? 0.3 : stores;
+  const double traffic = c.partials() > 1 ? 0.3 : stores(p, c.swap);
   const double dram = (operands + added + result * traffic) / kDram * (t.blocks > 1 ? kPaired : 1);
 
   const double ramp = kRamp * std::min(1.0, split_steps / 8);
   // A line lies in one slice of L2, which gives it to one block or cluster after the other, and where it
   // holds several rows, as often to each.
-  const double reloads = a * crowded(p.a, p.m, p.k) * double(c.swap ? rows : columns) +
-                         b * crowded(p.b, p.k, p.n) * double(c.swap ? columns : rows);
+  const double reloads = a * crowded(p.a, p.m, p.k) * (c.swap ? rows : columns) +
+                         b * crowded(p.b, p.k, p.n) * (c.swap ? columns : rows);
 
   double time = kLaunch - kLight * (t.blocks > 1) + ramp + kCluster * (cluster > 1) +
                 either(busy, dram, kOverlap) + kLine * reloads;
@@ -223,7 +308,10 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vect
   const TileConfig& t = kTiles[c.tile];
   const int64_t tiles = ceil_div(s.m, t.result_m()) * ceil_div(s.n, t.result_n()) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
-  const auto rank = [&](const Config& config) { ranked->push_back({config, cost(p, s, t, config, sms)}); };
+  const auto rank = [&](Config config) {
+    if (!fixed(p, kGroup)) config.group = best_group(p, s, t, config, sms);
+    ranked->push_back({config, cost(p, s, t, config, sms)});
+  };
   // Where sums in a cluster are asked for, K is split there or not at all.
   const bool in_cluster = fixed(p, kReduction) == static_cast<int>(Reduction::kCluster);
   const auto slice = [&](int split) {

@@ -137,7 +137,7 @@ struct Config {
   int cluster_m = 1, cluster_n = 1;  // blocks that share loads, along the engine's rows and columns: 1, 2, 4
   int split_k = 1;                   // pieces of K
   bool swap = false;                 // compute the transpose: op(B)'s columns ride the engine's rows
-  int group = 8;                     // clusters of tile rows that are walked together, for L2
+  int group = 8;                     // clusters of tile rows that are walked together: see best_group()
   Grid grid = Grid::kResident;
   Reduction reduction = Reduction::kWorkspace;
 
@@ -167,6 +167,15 @@ enum Option {
 constexpr int resident_clusters(int multiprocessors, int blocks) {
   const int clusters = blocks <= 2 ? multiprocessors / blocks : multiprocessors * 10 / 11 / blocks;
   return clusters > 0 ? clusters : 1;
+}
+
+// Blocks of a GPC, about, where such as follow each other in the grid run: what they load at about the same
+// time is loaded from L2 once.
+constexpr int kGpcBlocks = 16;
+
+// Whether every block has one tile, and no others to share it with: the grid can say whose is whose.
+constexpr bool one_wave(double units, double resident, int cluster) {
+  return cluster == 1 && units <= resident;
 }
 
 struct RankedConfig {

@@ -5,8 +5,9 @@
 // stretch of K; they are walked in groups of `group` tile rows, down the rows first, so that the tiles in
 // flight form a compact patch and share their operands in L2. A last column of tiles that is cheap to
 // multiply may come after all others, where it fills the last wave's gaps instead of making a wave of its
-// own. Where there are no more units than blocks, the order does not matter, and the grid says which is
-// whose.
+// own. Blocks that follow each other run in the same GPC, and what several of them load at about the same
+// time is loaded from L2 once: where there are no more units than blocks, the grid says which is whose, along
+// the rows or along the columns.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,10 @@ struct TileSchedule {
   uint8_t cluster_m, cluster_n;  // 1, 2 or 4
   uint8_t cluster_shift;         // log2 of the cluster's blocks
   uint8_t slices;                // of K in a cluster whose cluster_m and cluster_n are 1
-  bool one_wave;      // the grid is rows x columns x products, a block for each: no clusters, no divisions
-  int narrow_col;     // the column of tiles with kNarrow columns or less, or -1
-  uint32_t products;  // all partial results of all products
+  bool one_wave;       // the grid is rows x columns x products, a block for each: no clusters, no divisions
+  bool columns_first;  // or columns x rows x products
+  int narrow_col;      // the column of tiles with kNarrow columns or less, or -1
+  uint32_t products;   // all partial results of all products
   uint32_t k_each, k_extra;   // blocks of K of every piece; so many of the first have one more
   Divisor splits;             // partial results in memory
   bool narrow_last;           // narrow_col is not among `tiles`, and follows them; one split of one product
@@ -94,7 +96,8 @@ __device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uin
 
 // The only unit of a block where there is one wave.
 __device__ __forceinline__ Unit only_unit(const TileSchedule& s) {
-  return unit_of(s, blockIdx.x, blockIdx.y, blockIdx.z, 0);
+  const uint32_t x = blockIdx.x, y = blockIdx.y;
+  return unit_of(s, s.columns_first ? y : x, s.columns_first ? x : y, blockIdx.z, 0);
 }
 
 __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {

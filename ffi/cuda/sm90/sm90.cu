@@ -268,7 +268,9 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
   const int64_t resident = std::min<int64_t>(
       units, tile.blocks * resident_clusters(multiprocessors(executor.device), launch.cluster));
-  s.one_wave = units == resident && launch.cluster == 1;
+  const int64_t group = std::min<int64_t>(config.group, rows);
+  s.one_wave = one_wave(units, resident, launch.cluster) && (group == 1 || group == rows);
+  s.columns_first = s.one_wave && group < rows;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
   s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
                   config.slices() == 1 && units <= kNarrowLastWaves * resident;
@@ -276,19 +278,19 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.units = static_cast<uint32_t>(units);
   s.products = static_cast<uint32_t>(p.batch_count() * config.partials());
   s.rows = static_cast<uint32_t>(rows);
-  const uint32_t group = static_cast<uint32_t>(std::min<int64_t>(config.group, rows));
   s.tiles = Divisor(s.rows * walked);
-  s.group_tiles = Divisor(group * walked);
-  s.in_group = Divisor(group);
-  s.in_last = Divisor(s.rows % group ? s.rows % group : group);
+  s.group_tiles = Divisor(static_cast<uint32_t>(group) * walked);
+  s.in_group = Divisor(static_cast<uint32_t>(group));
+  s.in_last = Divisor(static_cast<uint32_t>(rows % group ? rows % group : group));
   s.splits = Divisor(static_cast<uint32_t>(config.partials()));
   const int64_t k_blocks = ceil_div(p.k, kTileK);
   s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
   s.slices = static_cast<uint8_t>(config.slices());
   s.cluster_shift = static_cast<uint8_t>(std::countr_zero(static_cast<unsigned>(launch.cluster)));
-  launch.blocks = s.one_wave ? dim3(s.rows, static_cast<uint32_t>(cols), s.products)
-                             : dim3(config.grid == Grid::kResident ? resident : units);
+  launch.blocks = dim3(config.grid == Grid::kResident ? resident : units);
+  if (s.one_wave) launch.blocks = dim3(s.rows, static_cast<uint32_t>(cols), s.products);
+  if (s.columns_first) std::swap(launch.blocks.x, launch.blocks.y);
   launch.blocks.x *= launch.cluster;
 
   status = launch_in(p, plan, params, launch);

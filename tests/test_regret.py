@@ -1,0 +1,74 @@
+"""benchmarks/regret.py: which configurations it times, what it writes, and what it refuses."""
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxgemm.case import Case
+from jaxgemm.select import Candidate
+from jaxgemm.tuning import slug
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("benchmarks_regret", BENCHMARKS / "regret.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for name in ("shapes", "tune", "run"):
+        sys.modules.pop(name, None)
+
+
+def run(script, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["regret.py", *arguments])
+    return script.main()
+
+
+def test_it_times_the_best_and_some_of_every_tile(script):
+    weighed = [Candidate((tile, 64, 2, split), 1.0 + 0.01 * split) for split in range(40) for tile in (64, 128, 192)]
+    timed = script._some(weighed, random.Random(1), best=5, others=6, within=1.2)
+    assert timed[:5] == weighed[:5]
+    assert len(set(timed)) == 11
+    assert sorted(x.config[0] for x in timed[5:]) == [64, 64, 128, 128, 192, 192]
+    assert max(x.microseconds for x in timed) < 1.2 * weighed[0].microseconds
+
+
+def test_its_results_hold_every_timing(script, monkeypatch, tmp_path, capsys):
+    if jax.devices()[0].platform != "cpu":
+        pytest.skip("the script measures on JAX's default device")
+    case = Case(16, 24, 8, "float32")
+    monkeypatch.setattr(script, "drawn", lambda *asked: (case,) if asked == (3, 5, [7]) else ())
+    monkeypatch.setattr(script, "candidates", lambda *_: [Candidate((), 2.0), Candidate((), 3.0)])
+    drawn = ("--kernel", "host", "--each", "3", "--seed", "5", "--kinds", "7", "--results", str(tmp_path))
+    assert run(script, monkeypatch, *drawn) == 0
+    (folder,) = tmp_path.iterdir()
+    found = json.loads((folder / "regret.json").read_text())
+    assert (slug(found["device"]), found["kernel"], found["seed"], found["suite"]) == (folder.name, "host", 5, None)
+    (product,) = found["rows"]
+    timings = [[float(x) for x in line.split()] for line in product["configurations"]]
+    assert [expected for expected, _ in timings] == [2.0, 3.0]
+    assert product["loss"] == timings[0][1] / min(us for _, us in timings) >= 1
+    printed = capsys.readouterr().out
+    assert "16x24x8 NN f32" in printed
+    assert "1 products" in printed
+
+
+def test_it_says_that_there_is_no_model(script, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(script, "drawn", lambda *_: (Case(16, 24, 8, "float32"),))
+    assert run(script, monkeypatch, "--kernel", "host", "--results", str(tmp_path)) == 1
+    assert "no product for which the kernel's cost model weighs configurations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [("--kernel", "nothing"), ("--suite", "nothing"), ("--kinds", "99")])
+def test_it_refuses_nonsense(script, monkeypatch, capsys, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        run(script, monkeypatch, *arguments)
+    assert "usage" in capsys.readouterr().err

@@ -2,8 +2,7 @@
 //
 // A block's time for one step along K is the largest of what its tensor cores need, what they and the copy
 // engine need of shared memory, and what its share of L2 bandwidth needs, less where the machine is not full
-// or blocks of a GPC load the same. It takes at least its part of the way from L2, whose other parts hide
-// behind the stages of the ring.
+// or the blocks of a GPC load the same; and no less than a stage's way from L2, divided by the ring's stages.
 // Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
 // other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
 // results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
@@ -14,8 +13,9 @@
 // for what they multiply lose less then.
 //
 // The constants were fitted to timings on an H200 of products drawn at random, many configurations of each,
-// and of suite bf16's, by the time that the model's choice loses against the best of them; the launch also to
-// suite small's. They absorb what the model leaves out, so they are not the machine's rates.
+// as benchmarks/regret.py takes them, and of suite bf16's, by the time that the model's choice loses against
+// the best of them; the launch also to suite small's. They absorb what the model leaves out, so they are not
+// the machine's rates.
 #include <algorithm>
 #include <cmath>
 #include <set>

@@ -28,57 +28,57 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.431e6;      // bytes
-constexpr double kL2 = 12.69e6;        // bytes, to all multiprocessors
-constexpr double kMma = 4.042e6;       // multiply-adds of a multiprocessor,
-constexpr double kThree = 0.9396;      // times this where three warpgroups take turns,
-constexpr double kShared = 379.1e3;    // and bytes of its shared memory
-constexpr double kHeat = 0.3178;       // more time of a multiprocessor where power lowers its clock, and
-constexpr double kHeatWork = 5.65e10;  // multiply-adds of a product from which on it has half of that
-constexpr double kLaunch = 1.68;       // launch, and the way of the first bytes,
-constexpr double kRamp = 0.3856;       // and more until all stages are on their way;
-constexpr double kLight = 0.1673;      // less of it where two blocks share a multiprocessor
-constexpr double kCluster = 0.5265;    // start of a cluster
-constexpr double kMeeting = 0.02159;   // more of a step where blocks share what they load
-constexpr double kSplit = 2.263;       // second kernel
-constexpr double kGather = 0.1007;     // sums of a cluster, to meet,
-constexpr double kGathered = 39.98e3;  // and their bytes
-constexpr double kPartials = 3.987e6;  // bytes, written and read again
-constexpr double kTile = 1.106;        // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.618;  // and how much more of one that others wait for
-constexpr double kTurn = 0.243;             // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.3002;     // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 0.8825;         // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 1.931;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 1.423;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 3.034;  // of 32
-constexpr double kUnaligned16 = 4.972;  // and of 16;
-constexpr double kUnalignedInTurn64 = 1.311;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 2.944;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 1.928;   // and in columns
-constexpr double kStoresUnaligned = 2.525;    // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 6.79;       // and that of those that are columns, in small pieces;
-constexpr double kStoresLines = 1.11;         // of rows that straddle lines,
-constexpr double kStoresSectors = 1.578;      // of those that straddle sectors too,
-constexpr double kStoresColumns = 1.521;      // and, times this, of either where tiles are transposed
-constexpr double kFinished[] = {1, 2.497, 3.351, 3.385};      // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1, 1.671, 2.72, 2.53};  // and where it is not
+constexpr double kDram = 4.64e6;       // bytes
+constexpr double kL2 = 12.43e6;        // bytes, to all multiprocessors
+constexpr double kMma = 4.021e6;       // multiply-adds of a multiprocessor,
+constexpr double kThree = 0.9408;      // times this where three warpgroups take turns,
+constexpr double kShared = 376.9e3;    // and bytes of its shared memory
+constexpr double kHeat = 0.3151;       // more time of a multiprocessor where power lowers its clock, and
+constexpr double kHeatWork = 5.72e10;  // multiply-adds of a product from which on it has half of that
+constexpr double kLaunch = 1.683;      // launch, and the way of the first bytes,
+constexpr double kRamp = 0.3781;       // and more until all stages are on their way;
+constexpr double kLight = 0.1657;      // less of it where two blocks share a multiprocessor
+constexpr double kCluster = 0.525;     // start of a cluster
+constexpr double kMeeting = 0.02111;   // more of a step where blocks share what they load
+constexpr double kSplit = 2.303;       // second kernel
+constexpr double kGather = 0.1004;     // sums of a cluster, to meet,
+constexpr double kGathered = 40.66e3;  // and their bytes
+constexpr double kPartials = 3.979e6;  // bytes, written and read again
+constexpr double kTile = 1.095;        // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.621;  // and how much more of one that others wait for
+constexpr double kTurn = 0.2455;            // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.2994;     // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 0.8832;         // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 1.914;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 1.422;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 3.039;  // of 32
+constexpr double kUnaligned16 = 4.968;  // and of 16;
+constexpr double kUnalignedInTurn64 = 1.308;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 2.943;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 1.931;   // and in columns
+constexpr double kStoresUnaligned = 2.53;     // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 6.794;      // and that of those that are columns, in small pieces;
+constexpr double kStoresLines = 1.112;        // of rows that straddle lines,
+constexpr double kStoresSectors = 1.588;      // of those that straddle sectors too,
+constexpr double kStoresColumns = 1.536;      // and, times this, of either where tiles are transposed
+constexpr double kFinished[] = {1, 2.51, 3.366, 3.386};       // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1, 1.675, 2.72, 2.53};  // and where it is not
 constexpr double kNarrowBlock = 1.604;                        // loads in 64-byte lines
-constexpr double kLines = 1.916;     // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.216;   // and of those that straddle lines, in whole sectors
-constexpr double kLine = 0.001643;   // the next load of the same line
-constexpr double kMerged = 0.4614;   // distinct part of a GPC's loads from which on they cost less, and
-constexpr double kMerging = 4.21;    // how suddenly
-constexpr double kLatency = 0.6441;  // from a load to its bytes, of which every stage of the ring hides some
-constexpr double kIdleL2 = 0.2429;   // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kContention = 3.917;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.06441;      // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 2.38;        // how well it overlaps with what a step does
-constexpr double kOverlap = 2.934;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 0.9188;     // of memory's time, where two blocks fill each other's gaps
-constexpr double kRepack = 5.236e6;    // bytes of a copied operand, read
-constexpr double kPadded = 1.785;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.613;
+constexpr double kLines = 1.898;     // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.212;   // and of those that straddle lines, in whole sectors
+constexpr double kLine = 0.001655;   // the next load of the same line
+constexpr double kMerged = 0.4693;   // distinct part of a GPC's loads from which on they cost less, and
+constexpr double kMerging = 4.22;    // how suddenly
+constexpr double kLatency = 0.6449;  // from a load to its bytes, of which every stage of the ring hides some
+constexpr double kIdleL2 = 0.2415;   // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kContention = 4.092;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.06449;      // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 2.383;       // how well it overlaps with what a step does
+constexpr double kOverlap = 2.728;     // memory and multiprocessors: 1 not at all
+constexpr double kPaired = 3.365;      // the same where two blocks fill each other's gaps
+constexpr double kRepack = 5.252e6;    // bytes of a copied operand, read
+constexpr double kPadded = 1.789;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.616;
 
 constexpr int kMaxGroup = 1 << 20;  // tile rows that are walked together
 
@@ -280,7 +280,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
   const double added = p.has_c && c.partials() == 1 ? result : 0;  // C, read
   const double traffic = c.partials() > 1 ? 0.3 : stores(p, c.swap);
-  const double dram = (operands + added + result * traffic) / kDram * (t.blocks > 1 ? kPaired : 1);
+  const double dram = (operands + added + result * traffic) / kDram;
 
   const double ramp = kRamp * std::min(1.0, split_steps / 8);
   // A line lies in one slice of L2, which gives it to one block or cluster after the other, and where it
@@ -289,7 +289,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
                          b * crowded(p.b, p.k, p.n) * (c.swap ? columns : rows);
 
   double time = kLaunch - kLight * (t.blocks > 1) + ramp + kCluster * (cluster > 1) +
-                either(busy, dram, kOverlap) + kLine * reloads;
+                either(busy, dram, t.blocks > 1 ? kPaired : kOverlap) + kLine * reloads;
   if (c.partials() > 1) time += kSplit + result / kPartials;
   const double repacked = batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ import jax
 
 from jaxgemm import bench, report
 from jaxgemm.case import Case, make_inputs
-from jaxgemm.kernels import Kernel, device_for, find_kernel
+from jaxgemm.kernels import Kernel, default_platform, device_for, find_kernel
 from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug
 
@@ -82,7 +83,8 @@ def main() -> int:
             if time.monotonic() - began > options.seconds:
                 break
             step(str(case))
-            weighed = _weighed(row, case, runner)
+            problem = problem_of(case)
+            weighed = [] if problem is None else candidates(row, (), problem, device_for(default_platform()))
             if weighed:
                 timed = _some(weighed, draw, options.best, options.others, options.within)
                 found.append(_measure(row, case, timed, runner, pool))
@@ -91,12 +93,6 @@ def main() -> int:
     write(file, {**report.document(runner, []), **about, "rows": found})
     _print(found)
     return 0 if found and all(product["loss"] is not None for product in found) else 1
-
-
-def _weighed(row: Kernel, case: Case, runner: bench.Bench) -> list[Candidate]:
-    problem = problem_of(case, runner)
-    device = device_for("cuda" if runner.device.platform == "gpu" else str(runner.device.platform))
-    return [] if problem is None else candidates(row, (), problem, device)
 
 
 def _some(weighed: Sequence[Candidate], draw: random.Random, best: int, others: int, within: float) -> list[Candidate]:
@@ -126,13 +122,7 @@ def _measure(
     us = [round(times[str(i)].us, 3) for i in range(len(timed))]
     return {
         "problem": str(case),
-        "m": case.m,
-        "n": case.n,
-        "k": case.k,
-        "batch": case.batch,
-        "layout": case.layout,
-        "bias": case.bias,
-        "activation": case.activation,
+        **asdict(case),
         "loss": us[0] / min(us) if all(us) else None,
         "configurations": [
             " ".join(map(str, (*x.config, round(x.microseconds, 3), t))) for x, t in zip(timed, us, strict=True)

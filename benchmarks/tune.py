@@ -21,7 +21,7 @@ import jax
 import jaxgemm
 from jaxgemm import bench, report, tuning
 from jaxgemm.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
-from jaxgemm.kernels import device_for, find_kernel
+from jaxgemm.kernels import default_platform, device_for, find_kernel
 from jaxgemm.problem import Problem
 from jaxgemm.select import CONTENDERS, candidates, check
 from jaxgemm.xla_hopper import better_left
@@ -80,8 +80,8 @@ def _tune(
     case: Case, runner: bench.Bench, entries: dict[tuning.Key, tuning.Override], count: int, margin: float
 ) -> tuple[tuple[str, ...], bool]:
     """Measure one product and renew its entry; a line for the table, and whether it could be measured."""
-    problem = problem_of(case, runner)
-    found = _contenders(case, problem, runner, count)
+    problem = problem_of(case)
+    found = _contenders(case, problem, count)
     if problem is None or not found:
         return ("no kernel", "-", "-", "-"), True
     names = [name for _, name in found]
@@ -102,19 +102,18 @@ def _tune(
     return (label, *(report.time_text(us) for us in (fastest, now, theirs))), True
 
 
-def problem_of(case: Case, runner: bench.Bench) -> Problem | None:
+def problem_of(case: Case) -> Problem | None:
     """The problem that `auto` weighs for a product here."""
-    platform = "cuda" if runner.device.platform == "gpu" else str(runner.device.platform)
-    found = jaxgemm.explain(lambda *x: case.ours(*x), *case.operands, platform=platform)
+    found = jaxgemm.explain(lambda *x: case.ours(*x), *case.operands)
     return found.products[0].decision.problem
 
 
-def _contenders(case: Case, problem: Problem | None, runner: bench.Bench, count: int) -> list[tuple[float, str]]:
+def _contenders(case: Case, problem: Problem | None, count: int) -> list[tuple[float, str]]:
     """Kernels with their best configurations, as the bench takes them, and the microseconds that the models expect.
 
     What the models choose is first.
     """
-    device = device_for("cuda" if runner.device.platform == "gpu" else str(runner.device.platform))
+    device = device_for(default_platform())
     first, last, names = CONTENDERS.get(case.dtype, (0, 0, ()))
     if problem is None or not first <= device.arch <= last:
         return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share the device
@@ -63,6 +64,25 @@ def _refusal(row: jaxgemm.Kernel) -> str:
     if arch < row.min_arch or (row.max_arch and arch > row.max_arch):
         return "kernels for other devices"
     return ""
+
+
+@pytest.fixture
+def benchmark_script(monkeypatch):
+    """Loads a script of benchmarks/ by its name. What it imports from there is forgotten afterwards."""
+    folder = Path(__file__).parent.parent / "benchmarks"
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(folder))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", folder / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in set(sys.modules) - before:
+        if folder in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
+            del sys.modules[name]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,11 +1,9 @@
 """The command line, what it measures, and what it says when it is asked for nonsense."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -354,18 +352,10 @@ def test_a_plot_needs_no_row_that_ran(tmp_path):
 
 # --- benchmarks/run.py ---
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def runner_script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmarks_run", BENCHMARKS / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    for name in ("shapes", "chain", "gated_layers", "paths", "programs", "variants"):
-        sys.modules.pop(name, None)
+def runner_script(benchmark_script):
+    return benchmark_script("run")
 
 
 def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_script):

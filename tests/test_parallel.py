@@ -1,26 +1,19 @@
 """benchmarks/parallel.py on eight CPU devices: every form is right, and every figure is kept."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import jax
 import meshes
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL = ["--tokens", "64", "--model", "16", "--hidden", "32", "--repeats", "3"]
 
 
 @pytest.fixture
-def script(monkeypatch, tmp_path):
+def script(benchmark_script, monkeypatch, tmp_path):
     """The script, to be run with arguments; what it wrote."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmarks_parallel", BENCHMARKS / "parallel.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = benchmark_script("parallel")
     monkeypatch.setattr(module, "digest", lambda: "of the sources")
     monkeypatch.setattr(jax, "devices", lambda: on_cpu)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
@@ -34,10 +27,7 @@ def script(monkeypatch, tmp_path):
         assert file.parent.name.endswith(f"-x{json.loads(file.read_text())['devices']}")
         return code, json.loads(file.read_text())
 
-    yield run
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", "") and str(BENCHMARKS) in str(sys.modules[name].__file__):
-            del sys.modules[name]
+    return run
 
 
 def test_every_case(script, capsys):

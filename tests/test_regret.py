@@ -1,10 +1,8 @@
 """benchmarks/regret.py: which configurations it times, what it writes, and what it refuses."""
 
-import importlib.util
 import json
 import random
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -13,18 +11,10 @@ from jaxgemm.case import Case
 from jaxgemm.select import Candidate
 from jaxgemm.tuning import slug
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmarks_regret", BENCHMARKS / "regret.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    for name in ("shapes", "tune", "run"):
-        sys.modules.pop(name, None)
+def script(benchmark_script):
+    return benchmark_script("regret")
 
 
 def run(script, monkeypatch, *arguments):

@@ -1,6 +1,5 @@
 """benchmarks/tracing.py: every form of a product is traced, and the committed figures keep the limit."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,11 +9,8 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def script():
-    spec = importlib.util.spec_from_file_location("benchmarks_tracing", BENCHMARKS / "tracing.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(benchmark_script):
+    return benchmark_script("tracing")
 
 
 def test_every_form_is_traced(script, monkeypatch, tmp_path, capsys):

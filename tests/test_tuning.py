@@ -1,6 +1,5 @@
 """What auto chooses, by model and by measurement, and the script that measures."""
 
-import importlib.util
 import json
 import sys
 from dataclasses import replace
@@ -15,7 +14,6 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem, plan
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
@@ -197,13 +195,8 @@ def test_entries_are_sound(file):
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmarks_tune", BENCHMARKS / "tune.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.modules.pop("shapes", None)
+def script(benchmark_script):
+    return benchmark_script("tune")
 
 
 def run(script, monkeypatch, folder, *arguments):

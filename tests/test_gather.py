@@ -16,7 +16,7 @@ from jaxgemm.select import check
 ROW = find_kernel("sm90")
 TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")
 FP32 = next(types for types in ROW.types if types[0] == "bfloat16" and types[2] == "float32")
-#: The tiles that are shared so, and into how many slices at most: their sums must fit where the stages were.
+#: The tiles that are shared so, and into how many slices at most: what is sent must fit the staging buffers.
 TILES = {(64, 16): 8, (64, 32): 8, (64, 64): 8, (128, 64): 4}
 CASES = [(*tile, slices) for tile, most in TILES.items() for slices in (2, 4, 8) if slices <= most]
 #: Sums of which every slice has a few steps, or one, or not the same number; aligned rows and others.
@@ -71,7 +71,7 @@ def test_what_a_cluster_cannot_share_is_said():
     sound = options(64, 64, 4)
     for changed, refused in (
         ({"split_k": 3}, True),  # not a power of two
-        ({"tile_n": 128}, True),  # sums that would not fit
+        ({"tile_n": 128}, True),  # wider than what is shared
         ({"cluster_m": 2}, True),  # blocks that share loads
         ({"grid": 1}, True),  # several tiles a block
         ({"reduction": 1, "split_k": 3}, False),

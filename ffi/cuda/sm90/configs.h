@@ -27,9 +27,6 @@ constexpr int kNarrow = 64;
 constexpr int kSharedLimit = 227 * 1024, kStagingBytes = 4096, kBarrierBytes = 464, kAlignment = 1024;
 constexpr int kStagingBuffers = 2, kReservedBytes = 1024;  // the latter of each block
 
-// The least that the stages of a tile that can_slice() take.
-constexpr int kSlicesBytes = 128 * 1024;
-
 struct TileConfig {
   int tile_m, tile_n;  // of the engine's rows and columns; the problem's n and m when operands are swapped
   int consumers;       // warpgroups that multiply; one more loads
@@ -48,11 +45,18 @@ struct TileConfig {
   constexpr int strip_columns() const {
     return result_n() % 64 == 0 && consumers < 3 ? 64 : result_n() % 32 == 0 ? 32 : 16;
   }
-  // Whether so many blocks of a cluster may share a tile's K: the others' sums come to the first one's
-  // stages.
+  // Staging buffers, of a warp each, that one warp's sums in fp32 take.
+  constexpr int sent_buffers() const {
+    return (group_rows() / 4 * tile_n * 4 + kStagingBytes - 1) / kStagingBytes;
+  }
+  // Warps whose results a block finishes where so many share a tile's K, if it finishes any.
+  static constexpr int finished_warps(int slices) { return slices == 2 ? 2 : 1; }
+  // Whether so many blocks of a cluster may share it: what the others send must leave the buffers of those
+  // warps free. See gather.cuh.
   constexpr bool can_slice(int slices) const {
+    const int finish = finished_warps(slices);
     return schedule == Schedule::kPingPong && gated == Gated::kNo && !narrows() && blocks == 1 &&
-           (slices - 1) * tile_m * tile_n * 4 <= kSlicesBytes;
+           finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
   }
   // What a consumer warp stages its results in: where blocks share the room, no more than a strip needs.
   constexpr int staging_bytes() const {

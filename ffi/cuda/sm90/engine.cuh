@@ -113,7 +113,6 @@ struct Engine {
   static_assert(kStages >= 3);
 
   static constexpr bool kSlices = kConfig.can_slice(2);
-  static_assert(!kSlices || kStages * kStageBytes >= kSlicesBytes);
 
   // Each of two weights fills half of its operand's part of a stage, in whole blocks, and a warpgroup has
   // both halves.
@@ -142,8 +141,8 @@ struct Strip {
 template <typename E>
 struct SharedLayout {
   uint32_t x, y, staging, full, empty;
-  uint32_t free, gathered;  // see gather.cuh
-  uint32_t addend;          // two of each consumer warp; see addend.cuh
+  uint32_t gathered;  // two; see gather.cuh
+  uint32_t addend;    // two of each consumer warp; see addend.cuh
 
   __device__ explicit SharedLayout(const void* dynamic) {
     const uint32_t base = (shared_address(dynamic) + E::kAlignment - 1) / E::kAlignment * E::kAlignment;
@@ -152,9 +151,8 @@ struct SharedLayout {
     staging = y + E::kStages * E::kBytesY;
     full = staging + E::kStagingTotal;
     empty = full + 8 * E::kStages;
-    free = empty + 8 * E::kStages;
-    gathered = free + 8;
-    addend = gathered + 8;
+    gathered = empty + 8 * E::kStages;
+    addend = gathered + 16;
   }
 };
 

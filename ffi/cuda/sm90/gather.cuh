@@ -1,8 +1,10 @@
-// A sum whose K the blocks of a cluster share, a slice each: the first block adds the others' sums to its
-// own, in their order, so that results do not move between runs.
+// A sum whose K the blocks of a cluster share, a slice each. The first two or four blocks each finish a part
+// of the tile, the rows of two of their warps or of one, as what is sent comes sooner to several blocks: the
+// warps that have these rows in the other blocks send theirs. All slices are added in their order, so that
+// results do not move between runs, nor with the part of the tile that they are in.
 //
-// Where the first block had its stages there is room for the others' sums when it has multiplied its last.
-// Each of its warps says so for itself to every other block, which then sends what it has.
+// What is sent waits in the staging buffers of the block's other warps, whose rows other blocks finish: no
+// warp has to ask whether there is room for what it sends.
 #pragma once
 
 #include "../device/mbarrier.cuh"
@@ -13,43 +15,73 @@ namespace jaxgemm::cuda::sm90 {
 template <typename E>
 class Gather {
  public:
-  // By one thread of each block, before the blocks meet.
-  __device__ static void init(const SharedLayout<E>& shared, uint32_t slices, uint32_t slice) {
-    mbarrier_init(shared.free, 4);
-    mbarrier_init(shared.gathered, 1);
-    if (slice == 0) mbarrier_arrive_expect(shared.gathered, (slices - 1) * kBytes);
+  // This block is number `slice` of `slices`, and asks as consumer warp `warp` < 4.
+  __device__ Gather(const SharedLayout<E>& shared, uint32_t slices, uint32_t slice, uint32_t warp)
+      : staging_(shared.staging), slices_(slices), slice_(slice) {
+    const uint32_t warps = finished_warps(slices);
+    owner_ = warp / warps;
+    const uint32_t number = warp % warps;
+    barrier_ = shared.gathered + 8 * number;
+    first_ = (owner_ + 1) * warps + number * (slices - 1) * kBuffers;
   }
 
-  // Whether this block has the whole sum now. By the warpgroup that has multiplied.
-  __device__ static __forceinline__ bool add(Accumulators<E>& acc, const SharedLayout<E>& shared,
-                                             uint32_t slices, uint32_t slice) {
-    const uint32_t offset = threadIdx.x % 128 * 16, lane = threadIdx.x % 32;
-    float* const sum = acc.value[0];
-    if (slice > 0) {
-      const uint32_t to = map_to_rank(shared.x, 0) + (slice - 1) * kBytes + offset;
-      const uint32_t barrier = map_to_rank(shared.gathered, 0);
-      mbarrier_wait<true>(shared.free, 0);
-#pragma unroll
-      for (int i = 0; i < kValues / 4; ++i) store_remote(to + i * 2048, sum + 4 * i, barrier);
-      return false;
+  // By one thread of each block, before the blocks meet.
+  __device__ static void init(const SharedLayout<E>& shared, uint32_t slices, uint32_t slice) {
+    const uint32_t warps = finished_warps(slices);
+    for (uint32_t i = 0; i < warps; ++i) {
+      mbarrier_init(shared.gathered + 8 * i, 1);
+      if (slice * warps < 4) mbarrier_arrive_expect(shared.gathered + 8 * i, (slices - 1) * kBytes);
     }
-    mbarrier_arrive_remote_if(lane > 0 && lane < slices, map_to_rank(shared.free, lane));
-    mbarrier_wait<true>(shared.gathered, 0);
-    uint32_t from = shared.x + offset;
+  }
+
+  // Whether this warp finishes its rows of the tile.
+  __device__ __forceinline__ bool finishes() const { return owner_ == slice_; }
+
+  // Sends this warp's sums to where they are finished, or adds the others' to them. By a whole warp.
+  __device__ __forceinline__ void operator()(Accumulators<E>& acc) const {
+    float* const own = acc.value[0];
+    if (!finishes()) {
+      const uint32_t staging = map_to_rank(staging_, owner_), barrier = map_to_rank(barrier_, owner_);
+      const uint32_t from = slice_ - (slice_ > owner_);
+#pragma unroll
+      for (int i = 0; i < kValues / 4; ++i) store_remote(staging + at(from, i), own + 4 * i, barrier);
+      return;
+    }
+    mbarrier_wait<true>(barrier_, 0);
+#pragma unroll
+    for (int first = 0; first < kValues; first += kAtOnce) {
+      float sum[kAtOnce] = {};
 #pragma unroll 1
-    for (uint32_t other = 1; other < slices; ++other, from += kBytes) {
+      for (uint32_t slice = 0; slice < slices_; ++slice) {
+        if (slice == slice_) {
 #pragma unroll
-      for (int i = 0; i < kValues / 4; ++i) {
-        float x[4];
-        load(x, from + i * 2048);
+          for (int i = 0; i < kAtOnce; ++i) sum[i] += own[first + i];
+          continue;
+        }
+        const uint32_t from = slice - (slice > slice_);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sum[4 * i + e] += x[e];
+        for (int i = 0; i < kAtOnce; i += 4) {
+          float x[4];
+          load(x, staging_ + at(from, (first + i) / 4));
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum[i + e] += x[e];
+        }
       }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) own[first + i] = sum[i];
     }
-    return true;
   }
 
  private:
+  // As TileConfig says it to the host.
+  __device__ static __forceinline__ uint32_t finished_warps(uint32_t slices) { return slices == 2 ? 2 : 1; }
+
+  // Where four of this lane's values lie in the finishing block's staging buffers, of sender `from`.
+  __device__ __forceinline__ uint32_t at(uint32_t from, int i) const {
+    const uint32_t buffer = (first_ + from * kBuffers + i * 512 / kStagingBytes) % 8;
+    return buffer * kStagingBytes + i * 512 % kStagingBytes + threadIdx.x % 32 * 16;
+  }
+
   __device__ static __forceinline__ void load(float (&x)[4], uint32_t address) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
@@ -58,7 +90,12 @@ class Gather {
   }
 
   static constexpr int kValues = E::kBlocksM * E::kAccumulators;  // of a thread
-  static constexpr uint32_t kBytes = 128 * kValues * 4;           // of a block
+  static constexpr int kAtOnce = kValues < 32 ? kValues : 32;     // as there are registers for
+  static constexpr uint32_t kBytes = 32 * kValues * 4;            // of a warp
+  static constexpr uint32_t kBuffers = E::kTile.sent_buffers();   // that they take
+
+  uint32_t staging_, slices_, slice_;
+  uint32_t owner_, barrier_, first_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

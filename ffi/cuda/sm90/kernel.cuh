@@ -17,6 +17,8 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
                                         int group, int warp) {
   const ClusterPlace place(p.schedule);
   EpilogueWarp<E> epilogue(p, shared, warp);
+  const Gather<E> gather(shared, sliced ? p.schedule.slices : 2, place.slice, warp % 4);
+  const bool finishes = !E::kSlices || !sliced || gather.finishes();
   RingPosition<E::kStages> ring;
   const int row = E::kPingPong ? 0 : group * E::kGroupRows;
   int turn = 0;
@@ -31,12 +33,12 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     }
     const Strip strip{int64_t(unit.row) * E::kResultM + row + warp % 4 * 16, int64_t(unit.col) * E::kResultN,
                       unit.split, unit.batch};
-    if (!E::kSlices || place.slice == 0) epilogue.prefetch(strip);  // the others have nothing to finish
+    if (finishes) epilogue.prefetch(strip);
     if constexpr (!E::kPingPong) {
       if (p.schedule.one_wave && group > 0) named_barrier_sync(group, 256);
     }
     const auto started = [&] {
-      if (!E::kSlices || place.slice == 0) epilogue.fetch(strip);
+      if (finishes) epilogue.fetch(strip);
       if constexpr (!E::kPingPong) {
         if (p.schedule.one_wave && group + 1 < E::kConsumers) named_barrier_arrive(group + 1, 256);
       }
@@ -52,7 +54,8 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     else if constexpr (E::kNarrows)
       multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
     if constexpr (E::kSlices) {
-      if (sliced && !Gather<E>::add(acc, shared, p.schedule.slices, place.slice)) continue;
+      if (sliced) gather(acc);
+      if (!finishes) continue;
     }
     epilogue.store(acc, strip);
   }
@@ -136,7 +139,8 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
       produce<E, Walk::kShareBoth>(p, shared, cluster_ready);
     }
   }
-  // A peer may still need this block's shared memory. Nothing reaches a block that has stored a gathered sum.
+  // A peer may still need this block's shared memory. Where K is shared nothing reaches a block whose warps
+  // have what they wait for.
   if (p.schedule.cluster_shift > 0 && !sliced) cluster_meet();
 }
 

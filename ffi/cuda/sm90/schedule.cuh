@@ -5,9 +5,10 @@
 // stretch of K; they are walked in groups of `group` tile rows, down the rows first, so that the tiles in
 // flight form a compact patch and share their operands in L2. A last column of tiles that is cheap to
 // multiply may come after all others, where it fills the last wave's gaps instead of making a wave of its
-// own. Blocks that follow each other run in the same GPC, and what several of them load at about the same
-// time is loaded from L2 once: where there are no more units than blocks, the grid says which is whose, along
-// the rows or along the columns.
+// own. What several blocks of a GPC load at about the same time is loaded from L2 once, so units that follow
+// each other are walked by blocks of one GPC: those follow each other in the grid, unless there are clusters,
+// which are dealt to the GPCs in turn. Where there are no more units than blocks, the grid says which is
+// whose, along the rows or along the columns.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,25 @@
 
 namespace jaxgemm::cuda::sm90 {
 
+// Which unit of the first wave is cluster i's, of `count` clusters of 2, 4 or 8 blocks that run at a time: by
+// GPC, and in a GPC in their order. As an H200 deals them, by what its blocks say of where they run: each GPC
+// gets the clusters of 8 of its multiprocessors in turn, and then each but the first, which has no more,
+// those of 8 others. Where there are pairs, the first four go to what is left beside those. Another chip may
+// deal them otherwise, which costs time and nothing else.
+__host__ __device__ constexpr uint32_t dealt_unit(uint32_t i, uint32_t count, uint32_t size) {
+  constexpr uint32_t kGpcs = 8, kOthers = kGpcs - 1, kTogether = 8, kBeside = 4;
+  const auto least = [](uint32_t a, uint32_t b) { return a < b ? a : b; };
+  const uint32_t beside = size == 2 ? least(count, kBeside) : 0;
+  if (i < beside) return count - beside + i;
+  i -= beside;
+  const uint32_t first = least(count - beside, kGpcs * (kTogether / size)), second = count - beside - first;
+  const bool again = i >= first;
+  const uint32_t gpc = again ? 1 + (i - first) % kOthers : i % kGpcs, others = gpc > 0 ? gpc - 1 : 0;
+  const uint32_t before = gpc * (first / kGpcs) + least(gpc, first % kGpcs) + others * (second / kOthers) +
+                          least(others, second % kOthers);
+  return before + (again ? first / kGpcs + (gpc < first % kGpcs) + (i - first) / kOthers : i / kGpcs);
+}
+
 struct TileSchedule {
   uint32_t units;
   uint8_t cluster_m, cluster_n;  // 1, 2 or 4
@@ -24,6 +44,7 @@ struct TileSchedule {
   uint8_t slices;                // of K in a cluster whose cluster_m and cluster_n are 1
   bool one_wave;       // the grid is rows x columns x products, a block for each: no clusters, no divisions
   bool columns_first;  // or columns x rows x products
+  uint16_t dealt;      // clusters that run at a time
   int narrow_col;      // the column of tiles with kNarrow columns or less, or -1
   uint32_t products;   // all partial results of all products
   uint32_t k_each, k_extra;   // blocks of K of every piece; so many of the first have one more
@@ -58,6 +79,7 @@ struct ClusterPlace {
     row = (rank - slice) & (rows - 1);
     col = (rank - slice) >> (rows >> 1);
     first_unit = s.one_wave ? 0 : blockIdx.x >> s.cluster_shift;
+    if (size > 1 && first_unit < s.dealt) first_unit = dealt_unit(first_unit, s.dealt, size);
     unit_stride = s.one_wave ? s.units : gridDim.x >> s.cluster_shift;
   }
 

@@ -149,6 +149,21 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
                                    : launch_in<__half>(p, plan, params, launch);
 }
 
+constexpr bool deals_every_unit_once() {
+  for (const uint32_t size : {2, 4, 8}) {
+    for (uint32_t count = 1; count <= 80; ++count) {
+      bool dealt[80] = {};
+      for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t unit = dealt_unit(i, count, size);
+        if (unit >= count || dealt[unit]) return false;
+        dealt[unit] = true;
+      }
+    }
+  }
+  return true;
+}
+static_assert(deals_every_unit_once());
+
 // The product of nothing: no tiles, for which the engine would need code that nothing else runs.
 Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstream_st* stream) {
   if (!p.gated) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
@@ -277,6 +292,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
   s.units = static_cast<uint32_t>(units);
   s.products = static_cast<uint32_t>(p.batch_count() * config.partials());
+  s.dealt = static_cast<uint16_t>(resident);
   s.rows = static_cast<uint32_t>(rows);
   s.tiles = Divisor(s.rows * walked);
   s.group_tiles = Divisor(static_cast<uint32_t>(group) * walked);

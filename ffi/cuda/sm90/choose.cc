@@ -6,7 +6,7 @@
 // Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
 // other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
 // results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
-// the first of them takes the others' sums. Operands with unaligned rows are copied first. A gated product
+// they exchange their sums. Operands with unaligned rows are copied first. A gated product
 // loads and multiplies whole tiles, and writes half of each.
 //
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
@@ -28,59 +28,61 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.64e6;       // bytes
-constexpr double kL2 = 12.43e6;        // bytes, to all multiprocessors
-constexpr double kMma = 4.021e6;       // multiply-adds of a multiprocessor,
-constexpr double kThree = 0.9408;      // times this where three warpgroups take turns,
-constexpr double kShared = 376.9e3;    // and bytes of its shared memory
-constexpr double kHeat = 0.3151;       // more time of a multiprocessor where power lowers its clock, and
-constexpr double kHeatWork = 5.72e10;  // multiply-adds of a product from which on it has half of that
-constexpr double kLaunch = 1.683;      // launch, and the way of the first bytes,
-constexpr double kRamp = 0.3781;       // and more until all stages are on their way;
-constexpr double kLight = 0.1657;      // less of it where two blocks share a multiprocessor
-constexpr double kCluster = 0.525;     // start of a cluster
-constexpr double kMeeting = 0.02111;   // more of a step where blocks share what they load
-constexpr double kSplit = 2.303;       // second kernel
-constexpr double kGather = 0.1004;     // sums of a cluster, to meet,
-constexpr double kGathered = 40.66e3;  // and their bytes
-constexpr double kPartials = 3.979e6;  // bytes, written and read again
-constexpr double kTile = 1.095;        // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.621;  // and how much more of one that others wait for
-constexpr double kTurn = 0.2455;            // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.2994;     // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 0.8832;         // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 1.914;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 1.422;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 3.039;  // of 32
-constexpr double kUnaligned16 = 4.968;  // and of 16;
-constexpr double kUnalignedInTurn64 = 1.308;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 2.943;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 1.931;   // and in columns
-constexpr double kStoresUnaligned = 2.53;     // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 6.794;      // and that of those that are columns, in small pieces;
-constexpr double kStoresLines = 1.112;        // of rows that straddle lines,
-constexpr double kStoresSectors = 1.588;      // of those that straddle sectors too,
-constexpr double kStoresColumns = 1.536;      // and, times this, of either where tiles are transposed
-constexpr double kFinished[] = {1, 2.51, 3.366, 3.386};       // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1, 1.675, 2.72, 2.53};  // and where it is not
-constexpr double kNarrowBlock = 1.604;                        // loads in 64-byte lines
-constexpr double kLines = 1.898;     // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.212;   // and of those that straddle lines, in whole sectors
-constexpr double kLine = 0.001655;   // the next load of the same line
-constexpr double kMerged = 0.4693;   // distinct part of a GPC's loads from which on they cost less, and
-constexpr double kMerging = 4.22;    // how suddenly
-constexpr double kLatency = 0.6449;  // from a load to its bytes, of which every stage of the ring hides some
-constexpr double kIdleL2 = 0.2415;   // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kContention = 4.092;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.06449;      // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 2.383;       // how well it overlaps with what a step does
-constexpr double kOverlap = 2.728;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 3.365;      // the same where two blocks fill each other's gaps
-constexpr double kRepack = 5.252e6;    // bytes of a copied operand, read
-constexpr double kPadded = 1.789;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.616;
+constexpr double kDram = 4.858e6;      // bytes
+constexpr double kL2 = 15.48e6;        // bytes, to all multiprocessors
+constexpr double kMma = 3.554e6;       // multiply-adds of a multiprocessor,
+constexpr double kThree = 0.9113;      // times this where three warpgroups take turns,
+constexpr double kShared = 309.9e3;    // and bytes of its shared memory
+constexpr double kHeat = 0.1721;       // more time of a multiprocessor where power lowers its clock, and
+constexpr double kHeatWork = 9.96e10;  // multiply-adds of a product from which on it has half of that
+constexpr double kLaunch = 1.8;        // launch, and the way of the first bytes,
+constexpr double kRamp = 0.2519;       // and more until all stages are on their way;
+constexpr double kLight = 0.3223;      // less of it where two blocks share a multiprocessor
+constexpr double kCluster = 0.5189;    // start of a cluster
+constexpr double kMeeting = 0.02344;   // more of a step where blocks share what they load
+constexpr double kSplit = 2.429;       // second kernel
+constexpr double kGather = 0.07987;    // sums of a cluster, to meet,
+constexpr double kGathered = 9477;     // and their bytes
+constexpr double kPartials = 3.119e6;  // bytes, written and read again
+constexpr double kTile = 0.8132;       // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.393;  // and how much more of one that others wait for
+constexpr double kTurn = 0.2776;            // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.5111;     // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 0.7781;         // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 1.975;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 1.579;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 4.058;  // of 32
+constexpr double kUnaligned16 = 10.5;   // and of 16;
+constexpr double kUnalignedInTurn64 = 1.877;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 3.457;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 4.083;   // and in columns
+constexpr double kStoresUnaligned = 1.297;    // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 6.048;      // and that of those that are columns, in small pieces;
+constexpr double kStoresLines = 1.408;        // of rows that straddle lines,
+constexpr double kStoresSectors = 2.548;      // of those that straddle sectors too,
+constexpr double kStoresColumns = 1.783;      // and, times this, of all where tiles are transposed
+constexpr double kFinished[] = {1, 4.072, 4.03, 3.395};         // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1, 1.987, 3.093, 2.529};  // and where it is not
+constexpr double kNarrowBlock = 1.988;                          // loads in 64-byte lines
+constexpr double kLines = 2.183;     // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.48;    // and of those that straddle lines, in whole sectors
+constexpr double kLine = 0.001363;   // the next load of the same line
+constexpr double kMerged = 0.2948;   // distinct part of a GPC's loads from which on they cost less, and
+constexpr double kMerging = 1.97;    // how suddenly
+constexpr double kLatency = 0.7723;  // from a load to its bytes, of which every stage of the ring hides some
+constexpr double kIdleL2 = 0.1361;   // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kContention = 3.669;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.05336;      // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 3.797;       // how well it overlaps with what a step does
+constexpr double kOverlap = 1.994;     // memory and multiprocessors: 1 not at all
+constexpr double kPaired = 2.538;      // the same where two blocks fill each other's gaps
+constexpr double kRepack = 4.094e6;    // bytes of a copied operand, read
+constexpr double kPadded = 2.291;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.601;
 
 constexpr int kMaxGroup = 1 << 20;  // tile rows that are walked together
+constexpr double kMuchLess = 0.85;  // of what the grid's own walks load is worth another
+constexpr int64_t kLongSums = 16 * kTileK;
 
 struct Shape {
   int64_t m, n, k, batch;  // in the engine's orientation
@@ -145,8 +147,7 @@ double storing(const GemmProblem& p, const TileConfig& t, bool swap) {
 // How much more memory traffic the results make by the way that their rows lie in lines.
 double stores(const GemmProblem& p, bool swap) {
   if (p.n % 8 != 0) return swap ? kStoresSwapped : kStoresUnaligned;
-  if (p.n % 64 == 0) return 1;
-  return (p.n % 16 == 0 ? kStoresLines : kStoresSectors) * (swap ? kStoresColumns : 1);
+  return (p.n % 64 == 0 ? 1 : p.n % 16 == 0 ? kStoresLines : kStoresSectors) * (swap ? kStoresColumns : 1);
 }
 
 // The larger of two times that overlap, and somewhat more the closer they are: by an exponent of 1, their
@@ -203,19 +204,22 @@ struct Lines {
 };
 
 // How to walk over the units, so that as few lines as can be are loaded by a GPC, and by all that run at a
-// time. Where there is one wave it is along the rows or the columns, which costs nothing.
+// time. Where there is one wave it is along the rows or the columns, which costs nothing, unless sums are
+// long and another walk loads much less.
 int best_group(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const Units u(s, t, c, sms);
   const Lines lines(p, s, t, c, t.tile_n);
   const int all = static_cast<int>(std::min(u.rows, double(kMaxGroup)));
+  const bool by_grid = one_wave(u.all(), u.clusters, c.cluster()), long_sums = s.k / c.split_k >= kLongSums;
   int best = all;
   double least = INFINITY;
   for (const int group : {all, 1, 8, 4, 16, 2}) {
-    if (group > all || (group != all && group != 1 && one_wave(u.all(), u.clusters, c.cluster()))) continue;
+    const bool other = by_grid && group != all && group != 1;
+    if (group > all || (other && !long_sums)) continue;
     const Distinct near(u, u.neighbours(c.cluster()), group), running(u, u.running(), group);
     const double loads =
         (near.rows + running.rows) * lines.rows + (near.columns + running.columns) * lines.columns;
-    if (loads < least) best = group, least = loads;
+    if (loads < (other ? kMuchLess * least : least)) best = group, least = loads;
   }
   return best;
 }
@@ -271,7 +275,9 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     epilogue *=
         storing(p, t, c.swap) * (ping_pong ? kFinished : kFinishedInTurn)[static_cast<int>(work_of(p))];
   }
-  if (c.slices() > 1) epilogue += kGather + (c.slices() - 1) * results * 4 / kGathered;
+  // A block gets the sums of so many of its tile's warps, or of none.
+  if (c.slices() > 1)
+    epilogue += kGather + (c.slices() - 1) * results * t.finished_warps(c.slices()) / kGathered;
   double busy = main_loop + waves * epilogue;
   if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2 + all_waves * kTurn) + epilogue;
 

@@ -1,7 +1,8 @@
 """Times several programs side by side.
 
-On a GPU what counts is device time: CUPTI records every kernel, and the kernels of one call are summed. That
-leaves out the tens of microseconds that a call from Python costs, in which a small product would disappear.
+On a GPU what counts is device time: CUPTI records every kernel, and a call takes as long as kernels of it run. What
+two run at a time counts once: a kernel may be launched before the one that it waits for has ended. That leaves out
+the tens of microseconds that a call from Python costs, in which a small product would disappear.
 On a CPU the wall time of a call is what there is.
 
 Programs take turns, so that a clock that drifts or a neighbour that wakes up hits all of them, and they draw
@@ -10,8 +11,8 @@ their inputs from one ring, so that none finds in the cache what the one before 
 
 from __future__ import annotations
 
-import importlib
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +21,14 @@ from typing import Any, Protocol
 
 import jax
 
+from jaxgemm import cupti
+from jaxgemm.cupti import KernelRecord
+
 Program = Callable[..., Any]
-KernelRecord = tuple[str, float]  # name, milliseconds
 
 
 class Recorder(Protocol):
-    """Records the kernels that the device runs, in the order they ran."""
+    """Records the kernels that the device runs, in the order they begin."""
 
     def start(self) -> None:
         """Begin to record."""
@@ -38,41 +41,13 @@ class Recorder(Protocol):
         """Stop watching the process, so that later wall times are undisturbed."""
 
 
-class CuptiRecorder:
-    """Device records through the CUPTI binding that ships with jaxlib.
-
-    `jax.experimental.mosaic.gpu.profiler.Cupti` wraps the same binding, but calls a function again and again
-    on one set of arguments, which measures the cache. CUPTI allows one subscriber in a process: under another
-    profiler starting raises.
-    """
-
-    def __init__(self) -> None:
-        """Load the binding. It raises whatever its absence raises: it is no public interface."""
-        profiler: Any = importlib.import_module("jax.experimental.mosaic.gpu.profiler")
-        if profiler.mosaic_gpu_lib is None:
-            raise RuntimeError("this jaxlib has no CUPTI binding")
-        self._binding = profiler.mosaic_gpu_lib._mosaic_gpu_ext
-
-    def start(self) -> None:
-        """Attach where not attached."""
-        self._binding._cupti_init()
-
-    def stop(self) -> list[KernelRecord]:
-        """Stay attached: attaching and detaching take 20 ms."""
-        return [(str(name), float(ms)) for name, ms in self._binding._cupti_get_timings(False)]
-
-    def detach(self) -> None:
-        """The binding detaches only at the end of a recording."""
-        self._binding._cupti_init()
-        self._binding._cupti_get_timings(True)
-
-
 def device_recorder(platform: str) -> tuple[Recorder | None, str]:
     """A recorder for the platform, or None, and a line that says what the times will be."""
     if platform not in ("gpu", "cuda"):
         return None, "wall time"
     try:
-        recorder = CuptiRecorder()
+        recorder = cupti.Recorder()
+        recorder.start()
         recorder.detach()
     except Exception as error:  # whatever it is, wall times remain
         return None, f"wall time, as CUPTI is not usable here ({error})"
@@ -107,11 +82,19 @@ def per_call(records: Sequence[KernelRecord], calls: int) -> tuple[list[float], 
         return [], ()
     launches, lost = divmod(len(records), calls)
     groups = [records[i * launches : (i + 1) * launches] for i in range(calls)]
-    names = tuple(name for name, _ in groups[0])
-    if lost or any(tuple(name for name, _ in group) != names for group in groups):
-        mean = sum(ms for _, ms in records) / calls
-        return [1e3 * mean] * calls, tuple(dict.fromkeys(name for name, _ in records))
-    return [1e3 * sum(ms for _, ms in group) for group in groups], names
+    names = tuple(name for name, *_ in groups[0])
+    if lost or any(tuple(name for name, *_ in group) != names for group in groups):
+        return [_busy(records) / calls] * calls, tuple(dict.fromkeys(name for name, *_ in records))
+    return [_busy(group) for group in groups], names
+
+
+def _busy(records: Sequence[KernelRecord]) -> float:
+    """Microseconds in which any of these kernels, which are in the order they began, runs."""
+    total, until = 0.0, -math.inf
+    for _, begin, end in records:
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
 
 
 def _timed(program: Program, ring: Iterator[Sequence[Any]], calls: int = 1) -> float:

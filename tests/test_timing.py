@@ -6,42 +6,58 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgemm import timing
+from jaxgemm import cupti, timing
+
+
+def in_a_row(*kernels):
+    """Records of kernels, by name and microseconds, each of which begins where the one before it ends."""
+    ends = list(itertools.accumulate(us for _, us in kernels))
+    return [(name, end - us, end) for (name, us), end in zip(kernels, ends, strict=True)]
 
 
 def test_per_call_sums_the_kernels_of_each_call():
-    records = [("pad", 1.0), ("gemm", 10.0), ("pad", 2.0), ("gemm", 20.0), ("pad", 3.0), ("gemm", 30.0)]
+    records = in_a_row(("pad", 1.0), ("gemm", 10.0), ("pad", 2.0), ("gemm", 20.0), ("pad", 3.0), ("gemm", 30.0))
     us, kernels = timing.per_call(records, 3)
-    assert us == pytest.approx([11e3, 22e3, 33e3])
+    assert us == pytest.approx([11.0, 22.0, 33.0])
     assert kernels == ("pad", "gemm")
 
 
 def test_per_call_with_one_kernel_keeps_the_spread():
-    us, kernels = timing.per_call([("gemm", 0.001), ("gemm", 0.003)], 2)
+    us, kernels = timing.per_call(in_a_row(("gemm", 1.0), ("gemm", 3.0)), 2)
     assert us == pytest.approx([1.0, 3.0])
     assert kernels == ("gemm",)
 
 
+def test_per_call_counts_once_what_runs_at_a_time():
+    records = [("gemm", 0.0, 10.0), ("reduce", 8.0, 12.0), ("gemm", 20.0, 29.0), ("inner", 21.0, 22.0)]
+    assert timing.per_call(records[:2], 1)[0] == pytest.approx([12.0])
+    assert timing.per_call(records[2:], 1)[0] == pytest.approx([9.0])  # one within the other
+
+
+def test_per_call_leaves_out_when_nothing_runs():
+    assert timing.per_call([("pad", 0.0, 1.0), ("gemm", 5.0, 8.0)], 1)[0] == pytest.approx([4.0])
+
+
 @pytest.mark.parametrize(
-    "records",
+    "kernels",
     [
         [("pad", 1.0), ("gemm", 10.0), ("pad", 2.0)],  # one is missing
         [("pad", 1.0), ("gemm", 10.0), ("gemm", 1.0), ("pad", 1.0)],  # in another order
     ],
 )
-def test_per_call_gives_the_mean_where_calls_cannot_be_told_apart(records):
-    us, kernels = timing.per_call(records, 2)
-    assert us == pytest.approx([1e3 * sum(ms for _, ms in records) / 2] * 2)
-    assert kernels == ("pad", "gemm")
+def test_per_call_gives_the_mean_where_calls_cannot_be_told_apart(kernels):
+    us, names = timing.per_call(in_a_row(*kernels), 2)
+    assert us == pytest.approx([sum(us for _, us in kernels) / 2] * 2)
+    assert names == ("pad", "gemm")
 
 
 def test_per_call_without_records():
     assert timing.per_call([], 4) == ([], ())
-    assert timing.per_call([("gemm", 1.0)], 0) == ([], ())
+    assert timing.per_call(in_a_row(("gemm", 1.0)), 0) == ([], ())
 
 
 class FakeDevice:
-    """A recorder and programs whose kernels take the times that they are told to."""
+    """A recorder and programs whose kernels take the microseconds that they are told to, in a row."""
 
     def __init__(self):
         self.recording = None
@@ -64,8 +80,8 @@ class FakeDevice:
         self.recording = []
 
     def stop(self):
-        records, self.recording = self.recording, None
-        return records
+        kernels, self.recording = self.recording, None
+        return in_a_row(*kernels)
 
     def detach(self):
         self.detached += 1
@@ -79,8 +95,8 @@ def measure(device, programs, copies=7, **options):
 def test_measure_takes_medians_of_device_time():
     device = FakeDevice()
     programs = {
-        "ours": device.program("ours", [[("gemm", 0.004)], [("gemm", 0.006)], [("gemm", 0.005)]]),
-        "theirs": device.program("theirs", [[("pad", 0.001), ("gemm", 0.007)]]),
+        "ours": device.program("ours", [[("gemm", 4.0)], [("gemm", 6.0)], [("gemm", 5.0)]]),
+        "theirs": device.program("theirs", [[("pad", 1.0), ("gemm", 7.0)]]),
     }
     times = measure(device, programs, repeats=15)
     assert times["ours"].device_us == pytest.approx(5.0)
@@ -173,7 +189,7 @@ def test_a_recorder_that_cannot_be_had_leaves_wall_time(monkeypatch):
         def __init__(self):
             raise RuntimeError("someone else is profiling")
 
-    monkeypatch.setattr(timing, "CuptiRecorder", Broken)
+    monkeypatch.setattr(timing.cupti, "Recorder", Broken)
     recorder, how = timing.device_recorder("gpu")
     assert recorder is None
     assert how == "wall time, as CUPTI is not usable here (someone else is profiling)"
@@ -188,3 +204,18 @@ def test_device_time_on_a_gpu():
     times = timing.measure({"small": small, "large": large}, [(x,)], repeats=10, recorder=recorder)
     assert 0 < times["small"].device_us < times["large"].device_us < times["large"].wall_us
     assert times["large"].launches >= 1
+
+
+@pytest.mark.gpu
+def test_the_recorder_can_be_detached_and_attached_again():
+    recorder, program, x = cupti.Recorder(), jax.jit(lambda x: x @ x), jnp.ones((256, 256))
+    jax.block_until_ready(program(x))
+    for _ in range(3):
+        recorder.start()
+        jax.block_until_ready([program(x) for _ in range(4)])
+        records = recorder.stop()
+        recorder.detach()
+        assert len(records) >= 4
+        assert len(records) % 4 == 0
+        assert all(name and 0 < begin < end for name, begin, end in records)
+        assert [begin for _, begin, _ in records] == sorted(begin for _, begin, _ in records)

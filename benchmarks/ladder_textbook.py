@@ -120,13 +120,14 @@ def nvcc() -> str | None:
     return next((place for place in places if place and Path(place).is_file()), None)
 
 
-def build(folder: Path, arch: str) -> Path:
-    """Compile the textbook's forms for an architecture ("90"); RuntimeError if that fails."""
+def build(folder: Path, runner: bench.Bench, text: str) -> Path:
+    """Compile CUDA code for the device that a bench measures on; RuntimeError if that fails."""
     compiler = nvcc()
     if compiler is None:
-        raise RuntimeError("nvcc is not on the PATH: the textbook's forms are compiled here")
-    source, library = folder / "textbook.cu", folder / "libtextbook.so"
-    source.write_text(SOURCE)
+        raise RuntimeError("nvcc is not on the PATH: this benchmark's own kernels are compiled here")
+    source, library = folder / "kernels.cu", folder / "libkernels.so"
+    source.write_text(text)
+    arch = str(runner.device.compute_capability).replace(".", "")
     flags = ["-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", f"-arch=sm_{arch}", "-I", jax.ffi.include_dir()]
     done = subprocess.run([compiler, *flags, "-o", library, source], capture_output=True, text=True)
     if done.returncode != 0:
@@ -134,12 +135,11 @@ def build(folder: Path, arch: str) -> Path:
     return library
 
 
-def register(library: Path) -> None:
-    """Make the library's handlers known to XLA."""
+def register(library: Path, names: Sequence[str]) -> None:
+    """Make the library's handlers, by their symbols, known to XLA."""
     loaded = ctypes.CDLL(str(library))
-    for name in KERNELS:
-        handler = jax.ffi.pycapsule(getattr(loaded, f"textbook_{name}"))
-        jax.ffi.register_ffi_target(f"textbook_{name}", handler, platform="CUDA")
+    for name in names:
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="CUDA")
 
 
 def textbook(name: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.print_header(runner)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            register(build(Path(folder), str(runner.device.compute_capability).replace(".", "")))
+            register(build(Path(folder), runner, SOURCE), [f"textbook_{name}" for name in KERNELS])
         except RuntimeError as error:
             parser.error(str(error))
         document = report.document(runner, [], suite="ladder_textbook", source_digest=digest())

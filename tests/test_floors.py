@@ -1,0 +1,40 @@
+"""benchmarks/floors.py: its kernel reads and writes as many bytes as a product does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgemm import bench
+
+
+@pytest.fixture
+def script(benchmark_script):
+    return benchmark_script("floors")
+
+
+def test_it_measures_gpus_only(script, capsys):
+    if jax.default_backend() == "gpu":
+        pytest.skip("there is one here")
+    with pytest.raises(SystemExit, match="2"):
+        script.main([])
+    assert "measures CUDA kernels" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_every_vector_is_read_and_written(script, tmp_path, rng):
+    """A vector of the result has bits of the vectors that its thread read, so that none can be left out."""
+    script.register(script.build(tmp_path, bench.on_default_device(), script.SOURCE), ["floor_move"])
+    a, b = (jnp.asarray(rng.integers(1, 2**32, shape, np.uint32)) for shape in ((33, 128), (128, 100)))
+    result = jax.ShapeDtypeStruct((33, 100), jnp.uint32)
+    d = jax.jit(jax.ffi.ffi_call("floor_move", result))(a, b)
+    read = np.concatenate([np.asarray(x).ravel() for x in (a, b)]).reshape(-1, 4)
+    per_block = 4 * 256
+    padded = np.zeros((-(-len(read) // per_block) * per_block, 4), np.uint32)
+    padded[: len(read)] = read
+    x = padded.reshape(-1, 4, 256, 4).transpose(0, 2, 1, 3).reshape(-1, 4, 4)  # of a thread: its vectors' words
+    sums = np.bitwise_xor.reduce(x, axis=(1, 2))
+    expected = np.stack([sums, x[:, 0, 0], x[:, 1, 1], x[:, 2, 2]], axis=1)
+    written = np.asarray(d).reshape(-1, 4)
+    of_thread = np.arange(len(written)) % len(expected)
+    np.testing.assert_array_equal(written, expected[of_thread])

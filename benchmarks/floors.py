@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.print_header(runner)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            register(build(Path(folder), runner, SOURCE), ["floor_move"])
+            register(build(Path(folder), runner.device, SOURCE), ["floor_move"])
         except RuntimeError as error:
             parser.error(str(error))
         document = report.document(runner, [], suite="floors", source_digest=digest())

@@ -120,14 +120,14 @@ def nvcc() -> str | None:
     return next((place for place in places if place and Path(place).is_file()), None)
 
 
-def build(folder: Path, runner: bench.Bench, text: str) -> Path:
-    """Compile CUDA code for the device that a bench measures on; RuntimeError if that fails."""
+def build(folder: Path, device: jax.Device, text: str) -> Path:
+    """Compile CUDA code for a device; RuntimeError if that fails."""
     compiler = nvcc()
     if compiler is None:
         raise RuntimeError("nvcc is not on the PATH: this benchmark's own kernels are compiled here")
     source, library = folder / "kernels.cu", folder / "libkernels.so"
     source.write_text(text)
-    arch = str(runner.device.compute_capability).replace(".", "")
+    arch = str(device.compute_capability).replace(".", "")
     flags = ["-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", f"-arch=sm_{arch}", "-I", jax.ffi.include_dir()]
     done = subprocess.run([compiler, *flags, "-o", library, source], capture_output=True, text=True)
     if done.returncode != 0:
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.print_header(runner)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            register(build(Path(folder), runner, SOURCE), [f"textbook_{name}" for name in KERNELS])
+            register(build(Path(folder), runner.device, SOURCE), [f"textbook_{name}" for name in KERNELS])
         except RuntimeError as error:
             parser.error(str(error))
         document = report.document(runner, [], suite="ladder_textbook", source_digest=digest())

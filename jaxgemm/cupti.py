@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-KernelRecord = tuple[str, float, float]  # name, and microseconds at its beginning and its end
+KernelRecord = tuple[str, int, int]  # name, and nanoseconds of an absolute clock at its beginning and its end
 
 _CONCURRENT_KERNEL = 10  # CUpti_ActivityKind
 _SUCCESS = 0  # CUptiResult
@@ -96,7 +96,7 @@ class Recorder:
         while following(ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record)) == _SUCCESS:
             kernel = ctypes.cast(record, ctypes.POINTER(_Kernel)).contents
             if kernel.kind == _CONCURRENT_KERNEL:
-                yield (kernel.name or b"").decode(), 1e-3 * kernel.start, 1e-3 * kernel.end
+                yield (kernel.name or b"").decode(), kernel.start, kernel.end
 
 
 def _library() -> ctypes.CDLL:

@@ -12,7 +12,6 @@ their inputs from one ring, so that none finds in the cache what the one before 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,11 +89,11 @@ def per_call(records: Sequence[KernelRecord], calls: int) -> tuple[list[float], 
 
 def _busy(records: Sequence[KernelRecord]) -> float:
     """Microseconds in which any of these kernels, which are in the order they began, runs."""
-    total, until = 0.0, -math.inf
+    total = until = 0  # whole nanoseconds: a float of microseconds does not tell some fractions of one since 1970
     for _, begin, end in records:
-        total += max(0.0, end - max(begin, until))
+        total += max(0, end - max(begin, until))
         until = max(until, end)
-    return total
+    return 1e-3 * total
 
 
 def _timed(program: Program, ring: Iterator[Sequence[Any]], calls: int = 1) -> float:

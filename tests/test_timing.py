@@ -8,11 +8,15 @@ import pytest
 
 from jaxgemm import cupti, timing
 
+#: Nanoseconds since 1970: numbers of which a float does not keep the last digits.
+NOW = 1_764_000_000_000_000_001
+
 
 def in_a_row(*kernels):
     """Records of kernels, by name and microseconds, each of which begins where the one before it ends."""
-    ends = list(itertools.accumulate(us for _, us in kernels))
-    return [(name, end - us, end) for (name, us), end in zip(kernels, ends, strict=True)]
+    times = [(name, round(1e3 * us)) for name, us in kernels]
+    ends = itertools.accumulate((ns for _, ns in times), initial=NOW)
+    return [(name, begin, begin + ns) for (name, ns), begin in zip(times, ends, strict=False)]
 
 
 def test_per_call_sums_the_kernels_of_each_call():
@@ -29,13 +33,20 @@ def test_per_call_with_one_kernel_keeps_the_spread():
 
 
 def test_per_call_counts_once_what_runs_at_a_time():
-    records = [("gemm", 0.0, 10.0), ("reduce", 8.0, 12.0), ("gemm", 20.0, 29.0), ("inner", 21.0, 22.0)]
-    assert timing.per_call(records[:2], 1)[0] == pytest.approx([12.0])
-    assert timing.per_call(records[2:], 1)[0] == pytest.approx([9.0])  # one within the other
+    overlapping = [("gemm", NOW, NOW + 10_000), ("reduce", NOW + 8_000, NOW + 12_000)]
+    assert timing.per_call(overlapping, 1)[0] == pytest.approx([12.0])
+    within = [("gemm", NOW, NOW + 9_000), ("inner", NOW + 1_000, NOW + 2_000)]
+    assert timing.per_call(within, 1)[0] == pytest.approx([9.0])
 
 
 def test_per_call_leaves_out_when_nothing_runs():
-    assert timing.per_call([("pad", 0.0, 1.0), ("gemm", 5.0, 8.0)], 1)[0] == pytest.approx([4.0])
+    assert timing.per_call([("pad", NOW, NOW + 1_000), ("gemm", NOW + 5_000, NOW + 8_000)], 1)[0] == pytest.approx(
+        [4.0]
+    )
+
+
+def test_per_call_tells_nanoseconds():
+    assert timing.per_call(in_a_row(("gemm", 2.431)), 1)[0] == pytest.approx([2.431], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
 //
-// The constants were fitted to timings on an H200 of products drawn at random, many configurations of each,
-// as benchmarks/regret.py takes them, and of suite bf16's, by the time that the model's choice loses against
-// the best of them; the launch also to suite small's. They absorb what the model leaves out, so they are not
-// the machine's rates.
+// The constants were fitted by benchmarks/fit.py to the timings in benchmarks/results/nvidia-h200/fit.json,
+// of products drawn at random and of some that models have, many configurations of each, by the time that the
+// model's choice loses against the best of them. They absorb what the model leaves out, so they are not the
+// machine's rates.
 #include <algorithm>
 #include <cmath>
 #include <set>

@@ -1,0 +1,269 @@
+"""Fits the constants of sm90's cost model to timings: python benchmarks/fit.py --seconds 120
+
+Timings are those that regret.py writes, by default benchmarks/results/nvidia-h200/fit.json. The model, which is
+ffi/cuda/sm90/choose.cc itself with its constants as variables, is compiled, and a random walk changes a few constants
+at a time for what its choices lose against the best configuration of each product, and for how far its times are from
+those measured. The launch is set last, so that small products take on average what is expected of them, as `auto`
+holds these times to other kernels' and XLA's. What comes out are the lines of choose.cc. Judge them by products of
+another seed: python benchmarks/fit.py FILE --seconds 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+_MODEL = "ffi/cuda/sm90/choose.cc"
+_DATA = _ROOT / "benchmarks/results/nvidia-h200/fit.json"
+
+_SCALAR = re.compile(r"^constexpr double (k\w+) = ([-\d.e]+);", re.MULTILINE)
+_ARRAY = re.compile(r"^constexpr double (k\w+)\[\] = \{([^}]*)\};", re.MULTILINE)
+#: How far a constant may go for the data's sake, which do not say something of every one.
+_PULL = 3e-4
+#: Microseconds up to which products are mostly launch.
+_SMALL = 8.0
+
+#: What is compiled behind the model. A timing is a configuration's options as the row names them, and microseconds.
+CODE = r"""
+#include <string>
+
+namespace {
+using namespace jaxgemm;
+using namespace jaxgemm::cuda;
+using namespace jaxgemm::cuda::sm90;
+
+struct Timing {
+  Config config;
+  double log_us;
+};
+struct Product {
+  GemmProblem problem;
+  std::vector<Timing> timings;
+  double best = INFINITY;
+};
+std::vector<Product> products;
+
+double expected(const GemmProblem& p, const Config& c) {
+  const Shape s{c.swap ? p.n : p.m, c.swap ? p.m : p.n, p.k, p.batch_count(),
+                c.swap ? p.a.transposed : !p.b.transposed};
+  return cost(p, s, kTiles[c.tile], c, kModelSms);
+}
+}  // namespace
+
+extern "C" {
+double* constants() { return fitted; }
+
+void add_product(int64_t m, int64_t n, int64_t k, int64_t batch, int a_transposed, int b_transposed, int bias,
+                 int activation) {
+  Product& product = products.emplace_back();
+  GemmProblem& p = product.problem;
+  p.m = m, p.n = n, p.k = k, p.batch[1] = batch;
+  p.a = {DType::kBF16, a_transposed != 0, a_transposed ? m : k, {0, batch > 1 ? m * k : 0}};
+  p.b = {DType::kBF16, b_transposed != 0, b_transposed ? k : n, {0, batch > 1 ? k * n : 0}};
+  p.d = DType::kBF16;
+  p.has_bias = bias != 0;
+  p.activation = static_cast<Activation>(activation);
+}
+
+// 0 where there is no such tile now.
+int add_timing(const int64_t* o, double us) {
+  for (int tile = 0; tile < kPlainTileCount; ++tile) {
+    const TileConfig& t = kTiles[tile];
+    if (t.tile_m != o[kTileM] || t.tile_n != o[kTileN] || int64_t(t.schedule) != o[kSchedule] || t.blocks != o[kBlocks])
+      continue;
+    Product& product = products.back();
+    product.timings.push_back({{tile, int(o[kClusterM]), int(o[kClusterN]), int(o[kSplitK]), o[kSwap] == 2,
+                                int(o[kGroup]), Grid(o[kGrid]), Reduction(o[kReduction])},
+                               std::log(us)});
+    product.best = std::min(product.best, std::log(us));
+    return 1;
+  }
+  return 0;
+}
+
+double expect(int64_t product, int64_t timing) {
+  return expected(products[product].problem, products[product].timings[timing].config);
+}
+
+// The mean logarithm of what choices lose, and into `smooth` the same with every configuration weighed by how near it
+// is to the least expected time, and `weight` times the mean square of the error of expected times, up to 30 %.
+double loss(double weight, double* smooth) {
+  double lost = 0;
+  *smooth = 0;
+  for (const Product& product : products) {
+    std::vector<double> e;
+    for (const Timing& t : product.timings) e.push_back(std::log(expected(product.problem, t.config)));
+    const double least = *std::min_element(e.begin(), e.end());
+    double sum = 0, near = 0, error = 0;
+    for (size_t i = 0; i < e.size(); ++i) {
+      const double x = std::exp(-60 * (e[i] - least)), late = product.timings[i].log_us - product.best;
+      const double off = e[i] - product.timings[i].log_us;
+      sum += x, near += x * late, error += std::min(off * off, 0.09);
+      if (e[i] == least) lost += late;
+    }
+    *smooth += near / sum + weight * error / double(e.size());
+  }
+  *smooth /= double(products.size());
+  return lost / double(products.size());
+}
+}
+"""
+
+
+def variable(source: str) -> tuple[str, list[str], list[float]]:
+    """The model with its constants as references into an array, their names, and their values."""
+    names: list[str] = []
+    values: list[float] = []
+
+    def scalar(match: re.Match[str]) -> str:
+        names.append(match[1])
+        values.append(float(match[2]))
+        return f"double& {match[1]} = fitted[{len(names) - 1}];"
+
+    def array(match: re.Match[str]) -> str:
+        first = len(names)
+        for i, value in enumerate(match[2].split(",")):
+            names.append(f"{match[1]}[{i}]")
+            values.append(float(value))
+        return f"double* const {match[1]} = fitted + {first};"
+
+    begin, end = source.index("// Rates are per microsecond"), source.index("constexpr int kMaxGroup")
+    constants = _ARRAY.sub(array, _SCALAR.sub(scalar, source[begin:end]))
+    declared = f"double fitted[] = {{{', '.join(map(repr, values))}}};\n"
+    return source[:begin] + declared + constants + source[end:], names, values
+
+
+def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
+    """The model as a library, and the names of its constants; RuntimeError where it does not compile."""
+    text, names, _ = variable((_ROOT / _MODEL).read_text())
+    source, library = folder / "model.cc", folder / "libmodel.so"
+    source.write_text(text + CODE)
+    flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", f"-I{(_ROOT / _MODEL).parent}"]
+    done = subprocess.run(["g++", *flags, "-o", library, source], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"the model did not compile:\n{done.stderr[-2000:]}")
+    model = ctypes.CDLL(str(library))
+    model.constants.restype = ctypes.POINTER(ctypes.c_double)
+    model.add_product.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_int] * 4
+    model.add_timing.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_double]
+    model.expect.argtypes, model.expect.restype = [ctypes.c_int64] * 2, ctypes.c_double
+    model.loss.argtypes, model.loss.restype = [ctypes.c_double, ctypes.POINTER(ctypes.c_double)], ctypes.c_double
+    return model, names
+
+
+_ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 4}  # as ffi/problem.h counts them
+
+
+def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]]) -> list[list[float]]:
+    """Give the timings of a result file's products to the model; returns their microseconds."""
+    found: list[list[float]] = []
+    for p in products:
+        transposed = [int(letter == "T") for letter in p["layout"]]
+        model.add_product(
+            p["m"], p["n"], p["k"], p["batch"] or 1, *transposed, int(p["bias"]), _ACTIVATIONS[p["activation"]]
+        )
+        found.append([])
+        for line in p["configurations"]:
+            *options, _, us = line.split()
+            values = (ctypes.c_int64 * len(options))(*map(int, options))
+            if model.add_timing(values, float(us)):
+                found[-1].append(float(us))
+    return found
+
+
+def search(model: ctypes.CDLL, names: Sequence[str], seconds: float, weight: float, seed: int) -> None:
+    """Walk for so long, and leave the model with the best constants."""
+    draw, x = random.Random(seed), model.constants()
+    free = [i for i, name in enumerate(names) if not name.endswith("[0]")]  # those are 1: what others are told by
+    start, reach = [x[i] for i in range(len(names))], [0.1] * len(names)
+    smooth = ctypes.c_double()
+
+    def total() -> float:
+        model.loss(weight, ctypes.byref(smooth))
+        return smooth.value + _PULL * sum(math.log(x[i] / start[i]) ** 2 for i in free)
+
+    best, end = total(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        changed = draw.sample(free, draw.randint(1, 3))
+        before = [x[i] for i in changed]
+        for i in changed:
+            x[i] *= math.exp(reach[i] * draw.gauss(0, 1))
+        now = total()
+        better = now < best
+        best = min(best, now)
+        for i, value in zip(changed, before, strict=True):
+            reach[i] = min(0.5, 1.5 * reach[i]) if better else max(0.005, 0.95 * reach[i])
+            x[i] = x[i] if better else value
+
+
+def launch_offset(model: ctypes.CDLL, found: Sequence[Sequence[float]]) -> float:
+    """Microseconds that the choices of the smallest products took longer than expected, on average."""
+    late = []
+    for product, times in enumerate(found):
+        least, us = min((model.expect(product, i), us) for i, us in enumerate(times))
+        if us < _SMALL:
+            late.append(us - least)
+    return sum(late) / len(late) if late else 0.0
+
+
+def lines(names: Sequence[str], values: Sequence[float]) -> list[str]:
+    """The constants as choose.cc has them, with four digits."""
+
+    def text(value: float) -> str:
+        power = next((p for p in (10, 6, 3) if value >= 10 ** (p if p > 3 else 4)), 0)
+        return f"{value / 10**power:.4g}" + (f"e{power}" if power else "")
+
+    out: dict[str, list[str]] = {}
+    for name, value in zip(names, values, strict=True):
+        out.setdefault(name.partition("[")[0], []).append(text(value))
+    return [
+        f"constexpr double {name}{'[] = {' + ', '.join(v) + '}' if len(v) > 1 else ' = ' + v[0]};"
+        for name, v in out.items()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, default=[_DATA], help="of timings (default fit.json's)")
+    parser.add_argument("--seconds", type=float, default=60, help="to search for (default 60); 0 only judges")
+    parser.add_argument("--weight", type=float, default=1.0, help="of the error of expected times (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the walk (default 1)")
+    options = parser.parse_args(arguments)
+    try:
+        products = [p for file in options.files for p in json.loads(file.read_text())["rows"]]
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        parser.error(f"no file of timings: {error}")
+    with tempfile.TemporaryDirectory() as folder:
+        model, names = compiled(Path(folder))
+        found = load(model, products)
+        smooth = ctypes.c_double()
+
+        def judged() -> str:
+            choice = math.exp(model.loss(options.weight, ctypes.byref(smooth)))
+            offset = launch_offset(model, found)
+            return f"choices take {choice:.4f} times the best; small ones {offset:+.2f} us more than expected"
+
+        print(f"{len(products)} products, {sum(map(len, found))} timings: {judged()}")
+        if options.seconds > 0:
+            search(model, names, options.seconds, options.weight, options.seed)
+            print(f"fitted: {judged()}")
+            model.constants()[names.index("kLaunch")] += launch_offset(model, found)
+            print("\n".join(lines(names, [model.constants()[i] for i in range(len(names))])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""benchmarks/fit.py: the model that it fits is the kernel's own, and a search that is given an answer finds it."""
+
+import ctypes
+import json
+import math
+import random
+import shutil
+
+import pytest
+
+from jaxgemm.case import Case
+from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.select import candidates
+
+ROW = find_kernel("sm90")
+CASES = (
+    Case(1024, 1024, 4096, "bfloat16"),
+    Case(40, 6144, 6144, "bfloat16", "NT"),
+    Case(300, 520, 72, "bfloat16", "TN", batch=12),
+    Case(513, 257, 1001, "bfloat16"),
+    Case(256, 2048, 512, "bfloat16", bias=True, activation="silu"),
+)
+
+
+@pytest.fixture
+def script(benchmark_script):
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    return benchmark_script("fit")
+
+
+@pytest.fixture
+def model(script, tmp_path):
+    return script.compiled(tmp_path)
+
+
+def product(case, configurations):
+    return {
+        **{name: getattr(case, name) for name in ("m", "n", "k", "batch", "layout", "bias", "activation")},
+        "configurations": [" ".join(map(str, (*config, 0, us))) for config, us in configurations],
+    }
+
+
+def weighed(benchmark_script, case):
+    return candidates(ROW, (), benchmark_script("tune").problem_of(case), H200)[:40]
+
+
+@pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
+def test_it_expects_what_the_kernel_does(script, model, benchmark_script):
+    library, _ = model
+    for number, case in enumerate(CASES):
+        ranked = weighed(benchmark_script, case)
+        script.load(library, [product(case, [(x.config, x.microseconds) for x in ranked])])
+        for i, x in enumerate(ranked):
+            assert library.expect(number, i) == pytest.approx(x.microseconds, rel=1e-6)
+
+
+@pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
+def test_a_search_finds_its_way_back(script, model, benchmark_script):
+    """Timings by the model itself, constants that are off: choices lose less, and times are nearer, afterwards."""
+    library, names = model
+    found = script.load(
+        library,
+        [product(c, [(x.config, x.microseconds) for x in weighed(benchmark_script, c)]) for c in CASES],
+    )
+    constants, smooth = library.constants(), ctypes.c_double()
+    assert library.loss(1.0, ctypes.byref(smooth)) == pytest.approx(0, abs=1e-9)
+    assert script.launch_offset(library, found) == pytest.approx(0, abs=1e-5)
+    draw = random.Random(3)
+    for i in range(len(names)):
+        constants[i] *= math.exp(draw.gauss(0, 0.2))
+    library.loss(1.0, ctypes.byref(smooth))
+    before = smooth.value
+    script.search(library, names, 1.5, 1.0, 1)
+    library.loss(1.0, ctypes.byref(smooth))
+    assert smooth.value < 0.7 * before
+
+
+def test_its_lines_are_those_of_the_source(script):
+    source = (script._ROOT / script._MODEL).read_text()
+    _, names, values = script.variable(source)
+    assert len(names) > 50
+    for line in script.lines(names, values):
+        name = line.split()[2].removesuffix("[]")
+        (line_of_source,) = [
+            x
+            for x in source.splitlines()
+            if x.startswith(f"constexpr double {name}") and x.split()[2].removesuffix("[]") == name
+        ]
+        assert (
+            script.variable("// Rates are per microsecond\n" + line + "\nconstexpr int kMaxGroup")[1:]
+            == (script.variable("// Rates are per microsecond\n" + line_of_source + "\nconstexpr int kMaxGroup")[1:])
+        )
+
+
+def test_the_command_judges_a_file(script, tmp_path, capsys):
+    file = tmp_path / "fit.json"
+    two = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0), ((64, 32, 2, 1, 1, 1, 1, 1, 1, 1, 1), 6.0)]
+    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), two)]}))
+    assert script.main([str(file), "--seconds", "0"]) == 0
+    assert "1 products, 2 timings: choices take" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        script.main([str(tmp_path / "missing.json")])
+    assert "no file of timings" in capsys.readouterr().err

@@ -9,7 +9,6 @@ benchmarks/results/<device>/floors.json.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 import tempfile
@@ -26,8 +25,9 @@ _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]
 
 from gpu_record import digest  # noqa: E402
-from ladder_textbook import build, register  # noqa: E402
-from run import slug, write  # noqa: E402
+from ladder_textbook import build, parse, register  # noqa: E402
+from paths import sets_of_operands  # noqa: E402
+from run import write  # noqa: E402
 
 #: Those of suite bf16 that memory bounds, of which each kind once, and a batch.
 SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
@@ -112,30 +112,16 @@ def programs(case: Case, paths: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def measure(runner: bench.Bench, case: Case) -> dict[str, Any]:
     """One row: microseconds of each program, and the faster XLA path's time over those of moving and of ours."""
-    copies = max(2, -(-3 * bench.cache_bytes(runner.limits) // case.operand_bytes))
+    inputs = make_inputs(case, sets_of_operands(runner, case.operand_bytes), runner.seed)
     ran = programs(case, dict(runner.xla_paths))
-    us = {name: t.us for name, t in runner.times(ran, make_inputs(case, copies, runner.seed)).items()}
+    us = {name: t.us for name, t in runner.times(ran, inputs).items()}
     xla = min(time for name, time in us.items() if name.startswith("xla"))
-    return {
-        "problem": str(case),
-        "us": us,
-        "most": xla / us["move"],
-        "auto": xla / us["auto"],
-        "sm90": xla / us["sm90"],
-    }
+    return {"problem": str(case), "us": us, "ratios": {name: xla / us[name] for name in RATIOS}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, measure, write and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
-    parser.add_argument("--budget", type=float, default=0.3, help="seconds for each program's calls (default 0.3)")
-    parser.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
-    options = parser.parse_args(arguments)
-    runner = bench.on_default_device(repeats=options.repeats, budget_s=options.budget)
-    if runner.device.platform != "gpu":
-        parser.error(f"this measures CUDA kernels, and JAX's default device is {runner.device}")
-    report.print_header(runner)
+    parser, results, runner = parse(__doc__, arguments)
     with tempfile.TemporaryDirectory() as folder:
         try:
             register(build(Path(folder), runner.device, SOURCE), ["floor_move"])
@@ -148,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for case in cases:
                 step(str(case))
                 document["rows"].append(measure(runner, case))
-    write(options.results / slug(report.device_name(runner.device)) / "floors.json", document)
+    write(results / "floors.json", document)
     names = list(document["rows"][0]["us"])
     lines = [
         [row["problem"], *(f"{row['us'][name]:.2f}" for name in names), *(f"{row['ratios'][x]:.3f}" for x in RATIOS)]

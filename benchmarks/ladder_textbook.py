@@ -186,9 +186,11 @@ def measure(runner: bench.Bench, size: int) -> list[dict[str, Any]]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, measure, write and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(
+    description: str | None, arguments: Sequence[str] | None
+) -> tuple[argparse.ArgumentParser, Path, bench.Bench]:
+    """The parser of a benchmark that compiles CUDA kernels, for errors, the folder of its results, and a bench."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds for each program's calls (default 0.3)")
     parser.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
@@ -197,6 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if runner.device.platform != "gpu":
         parser.error(f"this measures CUDA kernels, and JAX's default device is {runner.device}")
     report.print_header(runner)
+    return parser, options.results / slug(report.device_name(runner.device)), runner
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, measure, write and print."""
+    parser, results, runner = parse(__doc__, arguments)
     with tempfile.TemporaryDirectory() as folder:
         try:
             register(build(Path(folder), runner.device, SOURCE), [f"textbook_{name}" for name in KERNELS])
@@ -204,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(str(error))
         document = report.document(runner, [], suite="ladder_textbook", source_digest=digest())
         document["rows"] = [row for size in SIZES for row in measure(runner, size)]
-    file = options.results / slug(report.device_name(runner.device)) / "ladder_textbook.json"
+    file = results / "ladder_textbook.json"
     write(file, document)
     lines = [
         [f"{r['kernel']} {r['n']}", f"{r['tflops']:.2f}", f"{r['textbook_tflops']:.2f}", f"{r['ratio']:.3f}"]

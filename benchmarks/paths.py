@@ -22,8 +22,8 @@ def forms(
 
 
 def sets_of_operands(bench: Bench, size: int) -> int:
-    """How many sets of so many bytes pass three times the cache, or 32 if that is less."""
-    return min(32, 1 + 3 * cache_bytes(bench.limits) // size)
+    """How many sets of so many bytes pass three times the cache, or 256 if that is less."""
+    return min(256, 1 + 3 * cache_bytes(bench.limits) // size)
 
 
 def measure(

@@ -1,9 +1,13 @@
 """benchmarks/floors.py: its kernel reads and writes as many bytes as a product does."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from jaxgemm import bench
 
 
 @pytest.fixture
@@ -17,6 +21,24 @@ def test_it_measures_gpus_only(script, capsys):
     with pytest.raises(SystemExit, match="2"):
         script.main([])
     assert "measures CUDA kernels" in capsys.readouterr().err
+
+
+def test_its_results(script, monkeypatch, tmp_path, capsys):
+    """What surrounds the kernel, with products on the CPU in its place."""
+    runner = bench.on_default_device(repeats=3, budget_s=0.01)
+    programs = dict.fromkeys(("move", "auto", "sm90", "xla default", "xla cublas"), jax.jit(jnp.matmul))
+    monkeypatch.setattr(script, "parse", lambda *_: (None, tmp_path, runner))
+    monkeypatch.setattr(script, "build", lambda *_: None)
+    monkeypatch.setattr(script, "register", lambda *_: None)
+    monkeypatch.setattr(script, "programs", lambda *_: programs)
+    monkeypatch.setattr(script, "SHAPES", ((3, 4, 5, None), (8, 8, 8, 2)))
+    assert script.main([]) == 0
+    rows = json.loads((tmp_path / "floors.json").read_text())["rows"]
+    assert [row["problem"] for row in rows] == ["3x4x5 NN bf16", "8x8x8@2 NN bf16"]
+    for row in rows:
+        least = min(row["us"]["xla default"], row["us"]["xla cublas"])
+        assert row["ratios"] == {name: least / row["us"][name] for name in ("move", "auto", "sm90")}
+    assert "8x8x8@2 NN bf16" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

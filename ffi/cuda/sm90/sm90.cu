@@ -151,8 +151,8 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
 
 constexpr bool deals_every_unit_once() {
   for (const uint32_t size : {2, 4, 8}) {
-    for (uint32_t count = 1; count <= 80; ++count) {
-      bool dealt[80] = {};
+    for (uint32_t count = 1; count <= 132; ++count) {
+      bool dealt[132] = {};
       for (uint32_t i = 0; i < count; ++i) {
         const uint32_t unit = dealt_unit(i, count, size);
         if (unit >= count || dealt[unit]) return false;

@@ -1,11 +1,11 @@
-"""Fits the constants of sm90's cost model to timings: python benchmarks/fit.py --seconds 120
+"""Fits the constants of sm90's cost model to timings: python benchmarks/fit.py --steps 20000
 
 Timings are those that regret.py writes, by default benchmarks/results/nvidia-h200/fit.json. The model, which is
 ffi/cuda/sm90/choose.cc itself with its constants as variables, is compiled, and a random walk changes a few constants
 at a time for what its choices lose against the best configuration of each product, and for how far its times are from
 those measured. The launch is set last, so that small products take on average what is expected of them, as `auto`
-holds these times to other kernels' and XLA's. What comes out are the lines of choose.cc. Judge them by products of
-another seed: python benchmarks/fit.py FILE --seconds 0
+holds these times to other kernels' and XLA's. What comes out are the lines of choose.cc, the same for the same timings,
+steps and seed. Judge them by products of another seed: python benchmarks/fit.py FILE --steps 0
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import json
 import math
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from jaxgemm import report
 
 _ROOT = Path(__file__).resolve().parent.parent
 _MODEL = "ffi/cuda/sm90/choose.cc"
@@ -30,7 +32,7 @@ _DATA = _ROOT / "benchmarks/results/nvidia-h200/fit.json"
 
 _SCALAR = re.compile(r"^constexpr double (k\w+) = ([-\d.e]+);", re.MULTILINE)
 _ARRAY = re.compile(r"^constexpr double (k\w+)\[\] = \{([^}]*)\};", re.MULTILINE)
-#: How far a constant may go for the data's sake, which do not say something of every one.
+#: What keeps a constant of which the timings say nothing where it is.
 _PULL = 3e-4
 #: Microseconds up to which products are mostly launch.
 _SMALL = 8.0
@@ -151,7 +153,10 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
     source, library = folder / "model.cc", folder / "libmodel.so"
     source.write_text(text + CODE)
     flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", f"-I{(_ROOT / _MODEL).parent}"]
-    done = subprocess.run(["g++", *flags, "-o", library, source], capture_output=True, text=True)
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise RuntimeError("g++ is not on the PATH: the model is compiled here")
+    done = subprocess.run([compiler, *flags, "-o", library, source], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"the model did not compile:\n{done.stderr[-2000:]}")
     model = ctypes.CDLL(str(library))
@@ -180,11 +185,13 @@ def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]]) -> list[list[fl
             values = (ctypes.c_int64 * len(options))(*map(int, options))
             if model.add_timing(values, float(us)):
                 found[-1].append(float(us))
+        if not found[-1]:
+            raise ValueError(f"no configuration of {p['m']}x{p['n']}x{p['k']} has a tile that there is")
     return found
 
 
-def search(model: ctypes.CDLL, names: Sequence[str], seconds: float, weight: float, seed: int) -> None:
-    """Walk for so long, and leave the model with the best constants."""
+def search(model: ctypes.CDLL, names: Sequence[str], steps: int, weight: float, seed: int) -> None:
+    """Walk for so many steps, and leave the model with the best constants."""
     draw, x = random.Random(seed), model.constants()
     free = [i for i, name in enumerate(names) if not name.endswith("[0]")]  # those are 1: what others are told by
     start, reach = [x[i] for i in range(len(names))], [0.1] * len(names)
@@ -194,18 +201,22 @@ def search(model: ctypes.CDLL, names: Sequence[str], seconds: float, weight: flo
         model.loss(weight, ctypes.byref(smooth))
         return smooth.value + _PULL * sum(math.log(x[i] / start[i]) ** 2 for i in free)
 
-    best, end = total(), time.monotonic() + seconds
-    while time.monotonic() < end:
-        changed = draw.sample(free, draw.randint(1, 3))
-        before = [x[i] for i in changed]
-        for i in changed:
-            x[i] *= math.exp(reach[i] * draw.gauss(0, 1))
-        now = total()
-        better = now < best
-        best = min(best, now)
-        for i, value in zip(changed, before, strict=True):
-            reach[i] = min(0.5, 1.5 * reach[i]) if better else max(0.005, 0.95 * reach[i])
-            x[i] = x[i] if better else value
+    best = total()
+    each = -(-steps // 100)
+    with report.progress(100, "fit") as announce:
+        for step in range(steps):
+            if step % each == 0:
+                announce(f"objective {best:.5f}")
+            changed = draw.sample(free, draw.randint(1, 3))
+            before = [x[i] for i in changed]
+            for i in changed:
+                x[i] *= math.exp(reach[i] * draw.gauss(0, 1))
+            now = total()
+            better = now < best
+            best = min(best, now)
+            for i, value in zip(changed, before, strict=True):
+                reach[i] = min(0.5, 1.5 * reach[i]) if better else max(0.005, 0.95 * reach[i])
+                x[i] = x[i] if better else value
 
 
 def launch_offset(model: ctypes.CDLL, found: Sequence[Sequence[float]]) -> float:
@@ -238,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[_DATA], help="of timings (default fit.json's)")
-    parser.add_argument("--seconds", type=float, default=60, help="to search for (default 60); 0 only judges")
+    parser.add_argument("--steps", type=int, default=20000, help="of the walk (default 20000); 0 only judges")
     parser.add_argument("--weight", type=float, default=1.0, help="of the error of expected times (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the walk (default 1)")
     options = parser.parse_args(arguments)
@@ -247,8 +258,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, KeyError, json.JSONDecodeError) as error:
         parser.error(f"no file of timings: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        model, names = compiled(Path(folder))
-        found = load(model, products)
+        try:
+            model, names = compiled(Path(folder))
+            found = load(model, products)
+        except (RuntimeError, ValueError) as error:
+            parser.error(str(error))
         smooth = ctypes.c_double()
 
         def judged() -> str:
@@ -257,8 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return f"choices take {choice:.4f} times the best; small ones {offset:+.2f} us more than expected"
 
         print(f"{len(products)} products, {sum(map(len, found))} timings: {judged()}")
-        if options.seconds > 0:
-            search(model, names, options.seconds, options.weight, options.seed)
+        if options.steps > 0:
+            search(model, names, options.steps, options.weight, options.seed)
             print(f"fitted: {judged()}")
             model.constants()[names.index("kLaunch")] += launch_offset(model, found)
             print("\n".join(lines(names, [model.constants()[i] for i in range(len(names))])))

@@ -29,7 +29,7 @@ from ladder_textbook import build, parse, register  # noqa: E402
 from paths import sets_of_operands  # noqa: E402
 from run import write  # noqa: E402
 
-#: Those of suite bf16 that memory bounds, of which each kind once, and a batch.
+#: Of those of suite bf16 that memory bounds, and two batches.
 SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
     (1, 8192, 8192, None),
     (16, 8192, 8192, None),
@@ -46,7 +46,7 @@ SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
 #: What the faster of XLA's paths is held to.
 RATIOS = ("move", "auto", "sm90")
 
-#: Every thread reads four vectors of 16 bytes; results are as many bytes as the product's, rounded up to vectors.
+#: Every thread reads four vectors of 16 bytes; results are as many whole vectors as the product's.
 SOURCE = r"""
 #include <cuda_runtime.h>
 

@@ -71,7 +71,7 @@ def test_a_search_finds_its_way_back(script, model, benchmark_script):
         constants[i] *= math.exp(draw.gauss(0, 0.2))
     library.loss(1.0, ctypes.byref(smooth))
     before = smooth.value
-    script.search(library, names, 1.5, 1.0, 1)
+    script.search(library, names, 600, 1.0, 1)
     library.loss(1.0, ctypes.byref(smooth))
     assert smooth.value < 0.7 * before
 
@@ -97,8 +97,13 @@ def test_the_command_judges_a_file(script, tmp_path, capsys):
     file = tmp_path / "fit.json"
     two = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0), ((64, 32, 2, 1, 1, 1, 1, 1, 1, 1, 1), 6.0)]
     file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), two)]}))
-    assert script.main([str(file), "--seconds", "0"]) == 0
+    assert script.main([str(file), "--steps", "0"]) == 0
     assert "1 products, 2 timings: choices take" in capsys.readouterr().out
+    unknown = [((72, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)]
+    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), unknown)]}))
+    with pytest.raises(SystemExit, match="2"):
+        script.main([str(file), "--steps", "0"])
+    assert "no configuration of 256x256x256 has a tile that there is" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         script.main([str(tmp_path / "missing.json")])
     assert "no file of timings" in capsys.readouterr().err

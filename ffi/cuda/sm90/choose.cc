@@ -6,16 +6,18 @@
 // Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
 // other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
 // results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
-// they exchange their sums. Operands with unaligned rows are copied first. A gated product
-// loads and multiplies whole tiles, and writes half of each.
+// they exchange their sums. Operands with unaligned rows are copied first. A gated product loads and
+// multiplies whole tiles, and writes half of each.
 //
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
 //
-// The constants were fitted by benchmarks/fit.py to the timings in benchmarks/results/nvidia-h200/fit.json,
-// of products drawn at random and of some that models have, many configurations of each, by the time that the
-// model's choice loses against the best of them. They absorb what the model leaves out, so they are not the
-// machine's rates.
+// The constants were fitted, as benchmarks/fit.py does it, to timings of products drawn at random and of some
+// that models have, many configurations of each, by the time that the model's choice loses against the best
+// of them: those in benchmarks/results/nvidia-h200/fit.json, and some fifty more of small products whose
+// operands stayed in the cache, which no file keeps. kLaunch and kLight were then set by hand, by what small
+// products took longer than expected. They absorb what the model leaves out, so they are not the machine's
+// rates.
 #include <algorithm>
 #include <cmath>
 #include <set>

@@ -107,14 +107,15 @@ double loss(double weight, double* smooth) {
   for (const Product& product : products) {
     std::vector<double> e;
     for (const Timing& t : product.timings) e.push_back(std::log(expected(product.problem, t.config)));
-    const double least = *std::min_element(e.begin(), e.end());
+    const size_t choice = std::min_element(e.begin(), e.end()) - e.begin();  // the first of equals
+    const double least = e[choice];
     double sum = 0, near = 0, error = 0;
     for (size_t i = 0; i < e.size(); ++i) {
       const double x = std::exp(-60 * (e[i] - least)), late = product.timings[i].log_us - product.best;
       const double off = e[i] - product.timings[i].log_us;
       sum += x, near += x * late, error += std::min(off * off, 0.09);
-      if (e[i] == least) lost += late;
     }
+    lost += product.timings[choice].log_us - product.best;
     *smooth += near / sum + weight * error / double(e.size());
   }
   *smooth /= double(products.size());

@@ -99,6 +99,10 @@ def test_the_command_judges_a_file(script, tmp_path, capsys):
     file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), two)]}))
     assert script.main([str(file), "--steps", "0"]) == 0
     assert "1 products, 2 timings: choices take" in capsys.readouterr().out
+    same = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), us) for us in (6.0, 7.2, 5.0)]
+    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), same)]}))
+    assert script.main([str(file), "--steps", "0"]) == 0
+    assert "choices take 1.2000 times the best" in capsys.readouterr().out  # of equals the first is the choice
     unknown = [((72, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)]
     file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), unknown)]}))
     with pytest.raises(SystemExit, match="2"):

@@ -67,12 +67,8 @@ def _error(got: jax.Array, inputs: Sequence[jax.Array]) -> float:
     return float(np.abs(np.asarray(got[:SAMPLE], np.float64) - want).max() / np.abs(want).max())
 
 
-def measure(bench: Bench, layers: Sequence[Layer], kernels: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a layer and path, with XLA's faster path's time over this one's."""
-    return [row for layer in layers for row in _measure(bench, layer, kernels)]
-
-
-def _measure(bench: Bench, layer: Layer, kernels: Sequence[str]) -> list[dict[str, Any]]:
+def measure(bench: Bench, layer: Layer, kernels: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a path, with XLA's faster path's time over this one's."""
     found = forms(bench, kernels, lambda name: partial(jaxgemm.gated_gemm, kernel=name), _theirs)
     moved = jnp.dtype(layer.dtype).itemsize * (layer.m * layer.k + 2 * layer.k * layer.n)
     inputs = [layer.inputs(bench.seed + i) for i in range(sets_of_operands(bench, moved))]

@@ -142,15 +142,12 @@ PROGRAMS = {
 KERNELS = ("auto", "sm90")
 
 
-def measure(bench: Bench, programs: Sequence[Program], kernels: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a program and path, with XLA's faster path's time over this one's."""
-    rows = []
-    for program in programs:
-        found = forms(bench, kernels, program.ours, program.theirs)
-        moved = jnp.dtype(program.dtype).itemsize * sum(int(np.prod(shape)) for shape in program.shapes)
-        inputs = [program.inputs(bench.seed + i) for i in range(sets_of_operands(bench, moved))]
-        rows += paths.measure(bench, str(program), found, inputs, program.error)
-    return rows
+def measure(bench: Bench, program: Program, kernels: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a path, with XLA's faster path's time over this one's."""
+    found = forms(bench, kernels, program.ours, program.theirs)
+    moved = jnp.dtype(program.dtype).itemsize * sum(int(np.prod(shape)) for shape in program.shapes)
+    inputs = [program.inputs(bench.seed + i) for i in range(sets_of_operands(bench, moved))]
+    return paths.measure(bench, str(program), found, inputs, program.error)
 
 
 COLUMNS = ("program", *paths.COLUMNS)

@@ -55,17 +55,17 @@ def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path
 
 
 class Table(NamedTuple):
-    """What has a module of its own, which measures it and makes cells of rows."""
+    """What has a module of its own, which measures each of its items and makes cells of rows."""
 
     module: Any
-    what: Any
+    items: Sequence[Any]
     title: str
     kernels: Sequence[str]  # measured on a GPU unless others are asked for
 
 
 def _table(name: str) -> Table:
     if name in CHAINS:
-        return Table(chain, CHAINS[name], f"A chain of {CHAINS[name]}, precision HIGHEST", CHAINS[name].kernels)
+        return Table(chain, (CHAINS[name],), f"A chain of {CHAINS[name]}, precision HIGHEST", CHAINS[name].kernels)
     if name in LAYERS:
         title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
         return Table(gated_layers, LAYERS[name], title, gated_layers.KERNELS)
@@ -75,10 +75,14 @@ def _table(name: str) -> Table:
 
 
 def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
-    """The same for a table."""
+    """The same for a table, an item at a time."""
     table = _table(name)
-    rows = table.module.measure(runner, table.what, kernels)
-    write(file, {**report.document(runner, []), **more, "rows": rows})
+    rows: list[dict[str, Any]] = []
+    with report.progress(len(table.items), name) as step:
+        for item in table.items:
+            step(str(item))
+            rows += table.module.measure(runner, item, kernels)
+            write(file, {**report.document(runner, []), **more, "rows": rows})
     report.print_table(table.title, table.module.COLUMNS, [table.module.cells(row) for row in rows])
     return not any(row["message"] for row in rows)
 

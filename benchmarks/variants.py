@@ -35,14 +35,11 @@ def variations(plain: Case) -> tuple[Case, ...]:
     return plain, *layouts, replace(plain, dtype="float16"), replace(plain, bias=True, activation="gelu")
 
 
-def measure(bench: Bench, products: Sequence[Case], kernels: Sequence[str]) -> list[dict[str, Any]]:
+def measure(bench: Bench, product: Case, kernels: Sequence[str]) -> list[dict[str, Any]]:
     """One row a variation and path, with its time over that of the product alone by the same path, and XLA's faster
     path's time over this one's.
     """
-    return [row for product in products for row in _measure(bench, variations(product), kernels)]
-
-
-def _measure(bench: Bench, cases: tuple[Case, ...], kernels: Sequence[str]) -> list[dict[str, Any]]:
+    cases = variations(product)
     sets = sets_of_operands(bench, min(case.operand_bytes for case in cases))
     operands = [make_inputs(case, sets, bench.seed + i) for i, case in enumerate(cases)]
     inputs = [sum(parts, ()) for parts in zip(*operands, strict=True)]

@@ -50,7 +50,7 @@ def device_recorder(platform: str) -> tuple[Recorder | None, str]:
         recorder.detach()
     except Exception as error:  # whatever it is, wall times remain
         return None, f"wall time, as CUPTI is not usable here ({error})"
-    return recorder, "device time through CUPTI"
+    return recorder, "device time through CUPTI, in which kernels run"
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,10 @@ def _tune(
     fastest = min(times[best], theirs)
     key = tuning.Key.of(problem)
     entries.pop(key, None)
+    kernel, chosen = ("xla", {}) if theirs < times[best] else bench.parse_kernel(best)
     if fastest * (1 + margin) < now:
-        kernel, chosen = ("xla", {}) if theirs < times[best] else bench.parse_kernel(best)
         entries[key] = tuning.Override(kernel, tuple(chosen.items()), round(fastest, 2), round(now, 2))
-    label = "xla" if theirs < times[best] else best
+    label = " ".join([kernel, *map(str, chosen.values())])  # by name they would leave the figures no room
     return (label, *(report.time_text(us) for us in (fastest, now, theirs))), True
 
 

@@ -27,7 +27,7 @@ sys.path += [str(_HERE), str(_HERE.parent / "tests")]
 from gpu_record import digest  # noqa: E402
 from ladder_textbook import build, parse, register  # noqa: E402
 from paths import sets_of_operands  # noqa: E402
-from run import write  # noqa: E402
+from run import collect, write  # noqa: E402
 
 #: Of those of suite bf16 that memory bounds, and two batches.
 SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
@@ -129,16 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(str(error))
         document = report.document(runner, [], suite="floors", source_digest=digest())
         cases = [Case(m, n, k, "bfloat16", batch=batch) for m, n, k, batch in SHAPES]
-        with report.progress(len(cases), "floors") as step:
-            document["rows"] = []
-            for case in cases:
-                step(str(case))
-                document["rows"].append(measure(runner, case))
-    write(results / "floors.json", document)
-    names = list(document["rows"][0]["us"])
+        rows = collect(
+            "floors",
+            cases,
+            lambda case: [measure(runner, case)],
+            lambda rows: write(results / "floors.json", {**document, "rows": rows}),
+        )
+    names = list(rows[0]["us"])
     lines = [
         [row["problem"], *(f"{row['us'][name]:.2f}" for name in names), *(f"{row['ratios'][x]:.3f}" for x in RATIOS)]
-        for row in document["rows"]
+        for row in rows
     ]
     report.print_table("Moving the bytes alone", ["product", *names, *(f"XLA/{name}" for name in RATIOS)], lines)
     return 0

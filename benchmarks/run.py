@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,15 +41,27 @@ def write(file: Path, document: dict[str, Any]) -> None:
     draft.replace(file)
 
 
+def collect(
+    name: str, items: Sequence[Any], measure: Callable[[Any], list[Any]], save: Callable[[list[Any]], None]
+) -> list[Any]:
+    """The rows of all items; what there is of them is saved after each."""
+    rows: list[Any] = []
+    with report.progress(len(items), name) as step:
+        for item in items:
+            step(str(item))
+            rows += measure(item)
+            save(rows)
+    return rows
+
+
 def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
     """Measure and print one suite; returns whether every row came out."""
-    suite = SUITES[name]
-    rows: list[bench.Row] = []
-    with report.progress(len(suite.cases), name) as step:
-        for case in suite.cases:
-            step(str(case))
-            rows += runner.measure(case, kernels)
-            write(file, report.document(runner, rows, **more))
+    rows = collect(
+        name,
+        SUITES[name].cases,
+        lambda case: runner.measure(case, kernels),
+        lambda rows: write(file, report.document(runner, rows, **more)),
+    )
     report.print_rows(rows)
     return all(row.status != "error" for row in rows)
 
@@ -75,14 +87,14 @@ def _table(name: str) -> Table:
 
 
 def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
-    """The same for a table, an item at a time."""
+    """The same for a table."""
     table = _table(name)
-    rows: list[dict[str, Any]] = []
-    with report.progress(len(table.items), name) as step:
-        for item in table.items:
-            step(str(item))
-            rows += table.module.measure(runner, item, kernels)
-            write(file, {**report.document(runner, []), **more, "rows": rows})
+    rows = collect(
+        name,
+        table.items,
+        lambda item: table.module.measure(runner, item, kernels),
+        lambda rows: write(file, {**report.document(runner, []), **more, "rows": rows}),
+    )
     report.print_table(table.title, table.module.COLUMNS, [table.module.cells(row) for row in rows])
     return not any(row["message"] for row in rows)
 

@@ -396,6 +396,31 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     assert "over plain" in out
 
 
+@pytest.mark.parametrize("suite", ["smoke", "programs"])
+def test_a_run_that_is_interrupted_leaves_what_it_had(monkeypatch, tmp_path, runner_script, suite):
+    made = runner_script.programs
+    layer = replace(made.decoder(2, 3, 8, 2, 12, 10), dtype="float32")
+    monkeypatch.setitem(runner_script.PROGRAMS, "programs", (layer, replace(layer, dtype="bfloat16")))
+    whose = made if suite == "programs" else bench.Bench
+    measure, asked = whose.measure, []
+
+    def once(*arguments):
+        asked.append(arguments)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(whose, "measure", once)
+    monkeypatch.setattr(runner_script, "digest", lambda: "of the sources")
+    monkeypatch.setattr(sys, "argv", ["run.py", suite, "--repeats", "3", "--results", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        runner_script.main()
+    (file,) = tmp_path.glob(f"*/{suite}.json")
+    rows = json.loads(file.read_text())["rows"]
+    assert rows
+    assert {row["problem"] for row in rows} == {str(asked[0][1])}
+
+
 def test_the_suites_hold_what_they_should(runner_script):
     suites = runner_script.SUITES
     assert len(suites["bf16"].cases) == 34

@@ -82,18 +82,26 @@ __device__ __forceinline__ void release_next_kernel() {
 #endif
 }
 
-// One access of 16 or 8 bytes. (A store through a pointer to a vector type becomes four where the compiler
-// believes to know better how the address is aligned.)
-__device__ __forceinline__ void store_global(void* to, uint4 v) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
-}
-
+// One access of 8 bytes. (A store through a pointer to a vector type becomes two where the compiler believes
+// to know better how the address is aligned.)
 __device__ __forceinline__ void store_global(void* to, uint2 v) {
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
-// A store without a branch around it.
+// Stores without a branch around them.
+__device__ __forceinline__ void store_global_if(bool on, void* to, uint4 v) {
+  asm volatile(
+      "{\n.reg .pred on;\nsetp.ne.u32 on, %0, 0;\n@on st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
+          uint32_t{on}),
+      "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
+}
+__device__ __forceinline__ void store_global_if(bool on, void* to, uint2 v) {
+  asm volatile("{\n.reg .pred on;\nsetp.ne.u32 on, %0, 0;\n@on st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(
+                   uint32_t{on}),
+               "l"(to), "r"(v.x), "r"(v.y)
+               : "memory");
+}
 __device__ __forceinline__ void store_global_if(bool on, void* to, uint32_t value) {
   asm volatile(
       "{\n.reg .pred on;\nsetp.ne.u32 on, %0, 0;\n@on st.global.b32 [%1], %2;\n}" ::"r"(uint32_t{on}),

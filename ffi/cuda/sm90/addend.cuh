@@ -7,7 +7,7 @@
 #include "../device/mma.cuh"
 #include "../device/pair.cuh"
 #include "engine.cuh"
-#include "rows.cuh"
+#include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 

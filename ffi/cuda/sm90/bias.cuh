@@ -78,7 +78,10 @@ class TileBias {
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
         const int col = static_cast<int>(first.col) + i * kCols + 2 * lane;
-        if (col < cols) raw_[i] = *reinterpret_cast<const uint32_t*>(bias + col);
+        if (col + 1 < cols)
+          raw_[i] = *reinterpret_cast<const uint32_t*>(bias + col);
+        else if (col < cols)
+          raw_[i] = bias[col];
       }
     }
   }

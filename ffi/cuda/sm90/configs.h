@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../../arithmetic.h"
 #include "../../problem.h"
 
 namespace jaxgemm::cuda::sm90 {
@@ -47,7 +48,7 @@ struct TileConfig {
   }
   // Staging buffers, of a warp each, that one warp's sums in fp32 take.
   constexpr int sent_buffers() const {
-    return (group_rows() / 4 * tile_n * 4 + kStagingBytes - 1) / kStagingBytes;
+    return static_cast<int>(ceil_div(group_rows() / 4 * tile_n * 4, kStagingBytes));
   }
   // Warps whose results a block finishes where so many share a tile's K, if it finishes any.
   static constexpr int finished_warps(int slices) { return slices == 2 ? 2 : 1; }

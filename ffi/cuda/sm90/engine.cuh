@@ -14,16 +14,18 @@
 namespace jaxgemm::cuda::sm90 {
 
 // What an engine's code does with results: stores alpha times them as whole vectors, or as rows of 16-bit
-// values that begin anywhere; adds C and a bias as vectors and applies one of the usual activations; or has
-// everything.
-// Instructions are cold when a kernel starts, and a short product spends as long on fetching them as on
-// multiplying: a kernel holds little that it does not run.
-enum class Finish : uint8_t { kPlain, kRows, kActivated, kFull };
+// values that begin anywhere; adds a bias and applies one of the usual activations before it does so, and
+// adds C too where it stores vectors; or has everything. Instructions are cold when a kernel starts, and a
+// short product spends as long on fetching them as on multiplying: a kernel holds little that it does not
+// run.
+enum class Finish : uint8_t { kPlain, kRows, kActivated, kActivatedRows, kFull };
+
+constexpr bool in_rows(Finish finish) { return finish == Finish::kRows || finish == Finish::kActivatedRows; }
 
 // Whether a tile has code of its own for this finish: for rows where strips are wide or large products take
 // the tile. Every tile can do all that kFull does.
 constexpr bool has_finish(const TileConfig& tile, Finish finish) {
-  return finish != Finish::kRows || tile.strip_columns() == 64 || tile.tile_m == 192;
+  return !in_rows(finish) || tile.strip_columns() == 64 || (finish == Finish::kRows && tile.tile_m == 192);
 }
 
 // Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
@@ -45,9 +47,11 @@ struct Output {
   bool pairs;  // neighbouring columns from an even one on are aligned, and never only half inside
 
   Finish finish() const {
+    const bool rows = !copy && !f32 && !swap;
     if (plain && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
-    if (plain && !f32 && !swap) return Finish::kRows;
-    return copy && usual(activation) ? Finish::kActivated : Finish::kFull;
+    if (plain && rows) return Finish::kRows;
+    if (copy && usual(activation)) return Finish::kActivated;
+    return rows && !c && usual(activation) ? Finish::kActivatedRows : Finish::kFull;
   }
 };
 

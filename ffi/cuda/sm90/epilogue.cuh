@@ -15,6 +15,7 @@
 #include "bias.cuh"
 #include "engine.cuh"
 #include "rows.cuh"
+#include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -27,7 +28,13 @@ class EpilogueWarp {
   static constexpr int kBufferBytes = E::kStagingBufferBytes;
   static constexpr int kBuffers = kStagingBuffers;
   static_assert(16 * kCols * 2 <= kBufferBytes);
-  using Bias = std::conditional_t<E::kFinish == Finish::kActivated, TileBias<E>, StripBias<E>>;
+  static constexpr int kTogether = kStrips < 2 ? 1 : 2;  // strips of unaligned rows
+  using Rows = RowWriter<kCols, kTogether>;
+  struct Nothing {
+    __device__ Nothing(int64_t, uint32_t) {}
+  };
+  using Bias = std::conditional_t<E::kFinish == Finish::kActivated || E::kFinish == Finish::kActivatedRows,
+                                  TileBias<E>, StripBias<E>>;
 
  public:
   // Consumer `warp` of the block.
@@ -36,7 +43,8 @@ class EpilogueWarp {
         out_(params.out),
         staging_(shared.staging + warp * E::kStagingBytes),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        addend_(params, staging_, shared.addend + 8 * kBuffers * warp) {}
+        addend_(params, staging_, shared.addend + 8 * kBuffers * warp),
+        rows_(params.out.pitch, staging_) {}
 
   // What the first strip needs from memory, or the whole tile, to be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) { bias_.load(out_, first, lane_); }
@@ -60,6 +68,8 @@ class EpilogueWarp {
       store_full(acc, first);
     else if constexpr (E::kFinish == Finish::kRows)
       store_all_rows(acc, first);
+    else if constexpr (E::kFinish == Finish::kActivatedRows)
+      store_activated_rows(acc, first);
     else if constexpr (E::kFinish == Finish::kActivated) {
       if (out_.swap)
         store_activated<true>(acc, first);
@@ -105,25 +115,47 @@ class EpilogueWarp {
     }
   }
 
-  // One copy of the code that writes, as it is long, and one for every strip of what fills its buffer.
+  // One copy of the code that writes, as it is long, and one for every strip of what stages it.
   __device__ __forceinline__ void store_all_rows(const Accumulators<E>& acc, const Strip& first) {
+    constexpr int kAcross = (kStrips + kTogether - 1) / kTogether;
     uint16_t* const d = row_major(first);
+    const int rows = static_cast<int>(out_.rows - first.row), cols = static_cast<int>(out_.cols - first.col);
+#pragma unroll 1
+    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
+      const int row = i / kAcross * 64, col = i % kAcross * kTogether * kCols;
+      if (row >= rows || col >= cols) continue;
+      rows_.go_on(d, min(min(cols, E::kResultN) - col, kTogether * kCols));
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < E::kBlocksM * kAcross; ++j) {
+        if (j != i) continue;
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          const int strip = j % kAcross * kTogether + k;
+          if (strip >= kStrips) continue;
+          float x[kValues];
+#pragma unroll
+          for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[j / kAcross][strip * kValues + e];
+          rows_.template fill<In>(k, x);
+        }
+      }
+      __syncwarp();
+      rows_.write(d + row * out_.pitch + col, rows - row);
+    }
+  }
+
+  // The same with a bias and an activation, a strip at a time.
+  __device__ __forceinline__ void store_activated_rows(const Accumulators<E>& acc, const Strip& first) {
+    const Bias tile_bias = bias_;
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
       if (outside(strip)) continue;
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < E::kBlocksM * kStrips; ++j) {
-        if (j != i) continue;
-        float x[kValues];
-#pragma unroll
-        for (int e = 0; e < kValues; ++e)
-          x[e] = out_.alpha * acc.value[j / kStrips][j % kStrips * kValues + e];
-        fill<false>(rows_buffer(i % kStrips), x);
-      }
-      __syncwarp();
-      write(d + i / kStrips * 64 * out_.pitch + i % kStrips * kCols, strip, i % kStrips);
+      const auto bias = tile_bias.template of_strip<false>(out_, i, lane_);
+      float x[kValues];
+      for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
+      activate_usual(out_.activation, x);
+      store_rows(rows_, x, strip, i % kStrips);
     }
   }
 
@@ -195,8 +227,10 @@ class EpilogueWarp {
       store_copy<false>(x, strip);
     else if (out_.swap)
       store_direct<In>(x, strip);
-    else
-      store_rows(x, strip, across);
+    else {
+      Rows rows(out_.pitch, staging_);
+      store_rows(rows, x, strip, across);
+    }
   }
 
   // Calls f with each accumulator of a strip, counted along the tile's whole width.
@@ -311,24 +345,21 @@ class EpilogueWarp {
     }
   }
 
-  // Rows of 16-bit elements that begin anywhere. `across` counts strips along the rows.
-  __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) const {
-    __syncwarp();
-    fill<false>(rows_buffer(across), x);
-    __syncwarp();
-    write(row_major(s), s, across);
-  }
+  // Rows of 16-bit elements that begin anywhere.
   __device__ __forceinline__ uint16_t* row_major(const Strip& s) const {
     return static_cast<uint16_t*>(out_.d) + s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
   }
-  __device__ __forceinline__ uint32_t rows_buffer(int across) const {
-    static_assert(kBuffers == 2);
-    return staging_ + across % 2 * kBufferBytes;
-  }
-  __device__ __forceinline__ void write(uint16_t* d, const Strip& s, int across) const {
-    const bool ends = across == kStrips - 1 || s.col + kCols >= out_.cols;
-    write_rows<kCols>({d, out_.pitch, rows_left(s), cols_left(s), across == 0, ends}, rows_buffer(across),
-                      rows_buffer(across + 1));
+  // `across` counts strips along the rows: they are staged until there are enough to be written, or no more.
+  __device__ __forceinline__ void store_rows(Rows& rows, const float (&x)[kValues], const Strip& s,
+                                             int across) const {
+    const int staged = across % kTogether;
+    if (staged == 0) __syncwarp();
+    rows.template fill<In>(staged, x);
+    if (staged + 1 < kTogether && across + 1 < kStrips && s.col + kCols < out_.cols) return;
+    __syncwarp();
+    uint16_t* const d = row_major(s) - staged * kCols;
+    rows.go_on(d, staged * kCols + cols_left(s));
+    rows.write(d, rows_left(s));
   }
 
   template <typename D>
@@ -358,6 +389,8 @@ class EpilogueWarp {
   int buffer_ = 0;
   Bias bias_;
   Addend<E> addend_;
+  // From tile to tile.
+  std::conditional_t<in_rows(E::kFinish), Rows, Nothing> rows_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

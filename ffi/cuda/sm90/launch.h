@@ -32,10 +32,12 @@ extern template Status launch_gated_tiles<__half>(const GatedParams&, const Laun
 JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kPlain)
 JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kRows)
 JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kActivated)
+JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kActivatedRows)
 JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kFull)
 JAXGEMM_SM90_TILES(__half, Finish::kPlain)
 JAXGEMM_SM90_TILES(__half, Finish::kRows)
 JAXGEMM_SM90_TILES(__half, Finish::kActivated)
+JAXGEMM_SM90_TILES(__half, Finish::kActivatedRows)
 JAXGEMM_SM90_TILES(__half, Finish::kFull)
 #undef JAXGEMM_SM90_TILES
 

@@ -7,6 +7,7 @@
 #include "../../arithmetic.h"
 #include "../../recall.h"
 #include "../chip.h"
+#include "../planning.h"
 #include "launch.h"
 #include "plan.h"
 #include "reduce.cuh"
@@ -128,9 +129,8 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
   const Major x = plan.x().major, y = plan.y().major;
   const TileConfig& tile = kTiles[launch.tile];
   Finish finish = params.out.finish();
-  // Code for an activation reads the bias in pairs, and has C copied.
-  if (!has_finish(tile, finish) ||
-      (finish == Finish::kActivated && (!aligned(params.out.bias, 4) || !aligned(params.out.c, 16))))
+  // All other code reads the bias in pairs, and has C copied.
+  if (!has_finish(tile, finish) || !aligned(params.out.bias, 4) || !aligned(params.out.c, 16))
     finish = Finish::kFull;
   Status status;
   const auto run = [&]<Finish kFinish>() {
@@ -140,6 +140,7 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
   run.template operator()<Finish::kPlain>();
   run.template operator()<Finish::kRows>();
   run.template operator()<Finish::kActivated>();
+  run.template operator()<Finish::kActivatedRows>();
   run.template operator()<Finish::kFull>();
   return status;
 }
@@ -151,8 +152,8 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
 
 constexpr bool deals_every_unit_once() {
   for (const uint32_t size : {2, 4, 8}) {
-    for (uint32_t count = 1; count <= 132; ++count) {
-      bool dealt[132] = {};
+    for (uint32_t count = 1; count <= kModelSms; ++count) {
+      bool dealt[kModelSms] = {};
       for (uint32_t i = 0; i < count; ++i) {
         const uint32_t unit = dealt_unit(i, count, size);
         if (unit >= count || dealt[unit]) return false;

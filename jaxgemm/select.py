@@ -285,8 +285,10 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
     if not first <= device.arch <= last:
         where = f" on compute capability {device.arch / 10:.1f}" if names else ""
         return _xla(f"no kernel of ours is known to be faster for {dtype}{where}")
-    if measured := tuning.overrides(device.name).get(tuning.Key.of(problem)):
-        why = f"measured on {device.name}: {measured.us:.1f} us, otherwise {measured.instead_us:.1f} us"
+    if known := tuning.find(device.name, tuning.Key.of(problem)):
+        measured, key = known
+        where = device.name if key.dtype == dtype else f"{device.name} for {key.dtype}"
+        why = f"measured on {where}: {measured.us:.1f} us, otherwise {measured.instead_us:.1f} us"
         if measured.kernel == "xla":
             return _xla(why)
         config = configuration(find_kernel(measured.kernel), measured.options)

@@ -152,6 +152,20 @@ def test_a_measurement_comes_before_the_model(monkeypatch):
 
 
 @cuda
+def test_a_measurement_of_one_16_bit_type_holds_for_the_other(monkeypatch):
+    held = {KEY: tuning.Override("sm80", (("tile", 2), ("split_k", 1)), 5.0, 7.5)}
+    monkeypatch.setattr(tuning, "overrides", lambda _: held)
+    choice = select.select(problem("float16"), HOPPER)
+    assert (choice.kernel.name, choice.config) == ("sm80", (2, 1))
+    assert choice.why == "measured on NVIDIA H200 for bfloat16: 5.0 us, otherwise 7.5 us"
+    for other in (problem("float16", out="float32"), problem("float32")):
+        assert "measured" not in select.select(other, HOPPER).why
+    held[KEY.alike()] = tuning.Override("xla", (), 5.0, 7.5)
+    assert select.select(problem("float16"), HOPPER).kernel is None
+    assert select.select(problem(), HOPPER).kernel.name == "sm80"
+
+
+@cuda
 def test_what_auto_leaves_to_xla_is_left_whole(monkeypatch):
     """Its fp32 form, with the conversion after it, is another product, which is not in question then."""
     held = {KEY: tuning.Override("xla", (), 5.0, 7.5)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -40,6 +40,11 @@ class Key:
         """The key of a problem."""
         layout = "".join("T" if x.transposed else "N" for x in (p.a, p.b))
         return cls(p.m, p.n, p.k, p.batch[0] * p.batch[1], layout, p.dtypes[0], p.dtypes[2])
+
+    def alike(self) -> Key | None:
+        """The product of the other 16-bit type, if this is of one: it takes the same code and the same time."""
+        other = {"bfloat16": "float16", "float16": "bfloat16"}.get(self.dtype)
+        return None if other is None or self.out_dtype != self.dtype else replace(self, dtype=other, out_dtype=other)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,12 @@ def from_json(text: str) -> dict[Key, Override]:
         key = Key(**{name: row.pop(name) for name in Key.__dataclass_fields__})
         entries[key] = Override(**{**row, "options": tuple(row["options"].items())})
     return entries
+
+
+def find(device: str, key: Key) -> tuple[Override, Key] | None:
+    """What was measured for a product on a device, or else for one that is alike, and for which of the two."""
+    held = overrides(device)
+    return next(((held[k], k) for k in (key, key.alike()) if k in held), None)
 
 
 @cache

@@ -202,7 +202,8 @@ def test_entries_are_sound(file):
     content = json.loads(file.read_text())
     assert tuning.slug(content["device"]) == file.stem
     for key, entry in tuning.from_json(file.read_text()).items():
-        assert entry.us < entry.instead_us, key
+        # As fast as without it is one that says what the other 16-bit type's does not.
+        assert entry.us <= entry.instead_us, key
         if entry.kernel != "xla":
             row = select.find_kernel(entry.kernel)
             assert [name for name, _ in entry.options] == list(row.options), key
@@ -229,6 +230,17 @@ def test_tuning_keeps_what_is_faster_by_the_margin(script, monkeypatch, tmp_path
     assert len(held) == entries
     assert set(held) <= {tuning.Key(16, 24, 8, 1, "NN", "float32", "float32")}
     assert "16x24x8 NN f32" in capsys.readouterr().out
+
+
+def test_tuning_speaks_for_a_type_of_which_another_entry_would(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "CONTENDERS", dict.fromkeys(("bfloat16", "float16"), (0, 0, ("host",))))
+    if jax.devices()[0].platform != "cpu":
+        pytest.skip("the script measures on JAX's default device")
+    for dtype, margin, entries in (("f16", "1e9", 0), ("bf16", "-0.999", 1), ("f16", "1e9", 2)):
+        arguments = ("--shapes", "16x24x8", "--dtype", dtype, "--margin", margin)
+        assert run(script, monkeypatch, tmp_path, *arguments) == 0
+        (file,) = tmp_path.glob("*.json")
+        assert len(tuning.from_json(file.read_text())) == entries
 
 
 def test_tuning_says_what_no_kernel_covers(script, monkeypatch, tmp_path, capsys):

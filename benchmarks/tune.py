@@ -14,6 +14,7 @@ import argparse
 import datetime
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -85,19 +86,26 @@ def _tune(
     if problem is None or not found:
         return ("no kernel", "-", "-", "-"), True
     names = [name for _, name in found]
+    modelled = "xla" if better_left(problem, found[0][0]) else names[0]
+    key = tuning.Key.of(problem)
+    # What `auto` takes without an entry for this: what the other 16-bit type's says, or the model.
+    alike = key.alike()
+    borrowed = entries.get(alike) if alike else None
+    without = modelled if borrowed is None else _bench_name(borrowed.kernel, borrowed.options)
+    if without not in ("xla", *names):
+        names.append(without)
     rows = {row.kernel: row for row in runner.measure(case, names) if row.us is not None}
     times = {name: row.us for name, row in rows.items() if row.us is not None}
     paths = [row.xla["default"].timing for row in rows.values()]
     if names[0] not in times or paths[0] is None:
         return ("not measured", "-", "-", "-"), False
-    theirs, best = paths[0].us, min(times, key=times.__getitem__)
-    now = theirs if better_left(problem, found[0][0]) else times[names[0]]
-    fastest = min(times[best], theirs)
-    key = tuning.Key.of(problem)
+    times["xla"] = theirs = paths[0].us
+    best = min(times, key=times.__getitem__)
+    now = times.get(without, times[modelled])
+    fastest = times[best]
+    kernel, chosen = bench.parse_kernel(best)
     entries.pop(key, None)
-    kernel, chosen = ("xla", {}) if theirs < times[best] else bench.parse_kernel(best)
-    # An entry of the other 16-bit type would speak for this one too.
-    if fastest * (1 + margin) < now or key.alike() in entries:
+    if fastest * (1 + margin) < now:
         entries[key] = tuning.Override(kernel, tuple(chosen.items()), round(fastest, 2), round(now, 2))
     label = " ".join([kernel, *map(str, chosen.values())])  # by name they would leave the figures no room
     return (label, *(report.time_text(us) for us in (fastest, now, theirs))), True
@@ -125,11 +133,17 @@ def _contenders(case: Case, problem: Problem | None, count: int) -> list[tuple[f
             continue
         weighed = candidates(row, (), problem, device)[:count]
         for candidate in weighed:
-            settings = ",".join(f"{k}={v}" for k, v in zip(row.options, candidate.config, strict=True))
-            found.append((candidate.microseconds, f"{name}:{settings}"))
+            settings = zip(row.options, candidate.config, strict=True)
+            found.append((candidate.microseconds, _bench_name(name, settings)))
         if not weighed:
             found.append((math.inf, name))
     return sorted(found)
+
+
+def _bench_name(kernel: str, options: Iterable[tuple[str, int]]) -> str:
+    """A configuration as the bench takes it."""
+    settings = ",".join(f"{name}={value}" for name, value in options)
+    return f"{kernel}:{settings}" if settings else kernel
 
 
 if __name__ == "__main__":

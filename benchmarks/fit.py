@@ -79,12 +79,14 @@ void add_product(int64_t m, int64_t n, int64_t k, int64_t batch, int a_transpose
   p.activation = static_cast<Activation>(activation);
 }
 
-// 0 where there is no such tile now.
+int option_count() { return kOptionCount; }
+
+// 0 where there is no such tile now. Timings may be older than the last option, which is 0 then.
 int add_timing(const int64_t* o, double us) {
   for (int tile = 0; tile < kPlainTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
-    if (t.tile_m != o[kTileM] || t.tile_n != o[kTileN] || int64_t(t.schedule) != o[kSchedule] || t.blocks != o[kBlocks])
-      continue;
+    if (t.tile_m != o[kTileM] || t.tile_n != o[kTileN] || int64_t(t.schedule) != o[kSchedule]) continue;
+    if (t.blocks != o[kBlocks] || t.realigns() != (o[kUnaligned] == int64_t(Unaligned::kRealigned))) continue;
     Product& product = products.back();
     product.timings.push_back({{tile, int(o[kClusterM]), int(o[kClusterN]), int(o[kSplitK]), o[kSwap] == 2,
                                 int(o[kGroup]), Grid(o[kGrid]), Reduction(o[kReduction])},
@@ -175,6 +177,7 @@ _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 4}  # as ffi/problem.h co
 def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]]) -> list[list[float]]:
     """Give the timings of a result file's products to the model; returns their microseconds."""
     found: list[list[float]] = []
+    row = ctypes.c_int64 * model.option_count()
     for p in products:
         transposed = [int(letter == "T") for letter in p["layout"]]
         model.add_product(
@@ -183,18 +186,20 @@ def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]]) -> list[list[fl
         found.append([])
         for line in p["configurations"]:
             *options, _, us = line.split()
-            values = (ctypes.c_int64 * len(options))(*map(int, options))
-            if model.add_timing(values, float(us)):
+            if model.add_timing(row(*map(int, options)), float(us)):
                 found[-1].append(float(us))
         if not found[-1]:
             raise ValueError(f"no configuration of {p['m']}x{p['n']}x{p['k']} has a tile that there is")
     return found
 
 
-def search(model: ctypes.CDLL, names: Sequence[str], steps: int, weight: float, seed: int) -> None:
-    """Walk for so many steps, and leave the model with the best constants."""
+def search(
+    model: ctypes.CDLL, names: Sequence[str], steps: int, weight: float, seed: int, only: tuple[str, ...] = ("",)
+) -> None:
+    """Walk for so many steps, and leave the model with the best constants: those whose names begin so change."""
     draw, x = random.Random(seed), model.constants()
-    free = [i for i, name in enumerate(names) if not name.endswith("[0]")]  # those are 1: what others are told by
+    free = [i for i, name in enumerate(names) if not name.endswith("[0]") and name.startswith(only)]
+    # Those at [0] are 1, what others are told by.
     start, reach = [x[i] for i in range(len(names))], [0.1] * len(names)
     smooth = ctypes.c_double()
 
@@ -253,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20000, help="of the walk (default 20000); 0 only judges")
     parser.add_argument("--weight", type=float, default=1.0, help="of the error of expected times (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the walk (default 1)")
+    parser.add_argument("--only", default="", help="beginnings of constants' names, by commas: the others stay")
     options = parser.parse_args(arguments)
     try:
         products = [p for file in options.files for p in json.loads(file.read_text())["rows"]]
@@ -273,9 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"{len(products)} products, {sum(map(len, found))} timings: {judged()}")
         if options.steps > 0:
-            search(model, names, options.steps, options.weight, options.seed)
+            search(model, names, options.steps, options.weight, options.seed, tuple(options.only.split(",")))
             print(f"fitted: {judged()}")
-            model.constants()[names.index("kLaunch")] += launch_offset(model, found)
+            if not options.only:
+                model.constants()[names.index("kLaunch")] += launch_offset(model, found)
             print("\n".join(lines(names, [model.constants()[i] for i in range(len(names))])))
     return 0
 

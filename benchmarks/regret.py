@@ -101,7 +101,7 @@ def _some(weighed: Sequence[Candidate], draw: random.Random, best: int, others: 
     draw.shuffle(rest)
     tiles: dict[tuple[int, ...], list[Candidate]] = {}
     for x in rest:
-        tiles.setdefault(x.config[:3], []).append(x)
+        tiles.setdefault((*x.config[:3], *x.config[10:]), []).append(x)  # shape and schedule; what follows a reduction
     in_turn = (x for turn in itertools.zip_longest(*tiles.values()) for x in turn if x)
     return [*weighed[:best], *itertools.islice(in_turn, others)]
 

@@ -164,6 +164,7 @@ _KINDS = (
     Kind((20, 4000), (20, 4000), (20, 4000), (1,)),
     Kind((16, 1024), (16, 1024), (16, 1024), (8, 16, 64), batch=(2, 512)),
     Kind((16, 8192), (1024, 16384), (512, 8192), (64,), activated=True),
+    Kind((1, 128), (4096, 65536), (512, 8192), (1,)),  # few rows, and weights of any pitch, as vocabularies have
 )
 # Products of a few microseconds: aligned or not, in batches, with an epilogue, and with few results of long sums.
 _SMALL_KINDS = (

@@ -35,7 +35,8 @@ from gpu_record import digest  # noqa: E402
 RECORD = _HERE / "sanitizer_record.json"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "direct", "simt", "sm80", "sm90")
-#: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands; {} is the model's choice.
+#: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
+#: that are realigned; {} is the model's choice.
 SM90: tuple[dict[str, int], ...] = (
     {},
     {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "cluster_n": 1},
@@ -45,6 +46,8 @@ SM90: tuple[dict[str, int], ...] = (
     {"tile_m": 64, "tile_n": 64, "split_k": 3},
     {"tile_m": 64, "tile_n": 64, "split_k": 2, "reduction": 2},
     {"tile_m": 64, "tile_n": 32, "blocks": 2},
+    {"tile_m": 64, "tile_n": 128, "unaligned": 2},
+    {"tile_m": 128, "tile_n": 128, "unaligned": 2, "swap": 2},
 )
 SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")

@@ -23,6 +23,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+// One arrival, which publishes what this thread has written.
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Arrives if `condition` is not 0, at a barrier of any block of the cluster by the address that it has in the
 // cluster. Relaxed: it says that tensor cores have read a stage, and there are no writes to publish.
 // (Releasing to a cluster drains all memory operations of the warp, which halves the speed of a main loop.)

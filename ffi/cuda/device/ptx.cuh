@@ -82,6 +82,20 @@ __device__ __forceinline__ void release_next_kernel() {
 #endif
 }
 
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 // One access of 8 bytes. (A store through a pointer to a vector type becomes two where the compiler believes
 // to know better how the address is aligned.)
 __device__ __forceinline__ void store_global(void* to, uint2 v) {

@@ -6,7 +6,8 @@
 // Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
 // other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
 // results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
-// they exchange their sums. Operands with unaligned rows are copied first. A gated product loads and
+// they exchange their sums. Operands with unaligned rows are copied first, or one of them is realigned by
+// threads on its way, a stage in a time of its own. A gated product loads and
 // multiplies whole tiles, and writes half of each.
 //
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
@@ -52,25 +53,27 @@ constexpr double kTurn = 0.2776;            // of a ping-pong group, to take ove
 constexpr double kNarrowStrip = 0.5111;     // more of it for each halving of a strip's columns, about
 constexpr double kSwapped = 0.7781;         // epilogue of a transposed tile,
 constexpr double kSwappedPartials = 1.975;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 1.579;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 4.058;  // of 32
-constexpr double kUnaligned16 = 10.5;   // and of 16;
-constexpr double kUnalignedInTurn64 = 1.877;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 3.457;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 4.083;   // and in columns
-constexpr double kStoresUnaligned = 1.297;    // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 6.048;      // and that of those that are columns, in small pieces;
-constexpr double kStoresLines = 1.408;        // of rows that straddle lines,
-constexpr double kStoresSectors = 2.548;      // of those that straddle sectors too,
-constexpr double kStoresColumns = 1.783;      // and, times this, of all where tiles are transposed
+constexpr double kUnaligned64 = 1.826;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 5.663;  // of 32
+constexpr double kUnaligned16 = 12.23;  // and of 16;
+constexpr double kUnalignedInTurn64 = 2.76;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 3.578;   // and in narrower ones,
+constexpr double kUnalignedSwapped = 3.288;  // and in columns
+constexpr double kStoresUnaligned = 1.325;   // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 7.517;     // and that of those that are columns, in small pieces;
+constexpr double kStoresLines = 1.408;       // of rows that straddle lines,
+constexpr double kStoresSectors = 2.548;     // of those that straddle sectors too,
+constexpr double kStoresColumns = 1.783;     // and, times this, of all where tiles are transposed
 constexpr double kFinished[] = {1, 4.072, 4.03, 3.395};         // by Work, where it is hidden,
 constexpr double kFinishedInTurn[] = {1, 1.987, 3.093, 2.529};  // and where it is not
-constexpr double kNarrowBlock = 1.988;                          // loads in 64-byte lines
-constexpr double kLines = 2.183;     // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.48;    // and of those that straddle lines, in whole sectors
-constexpr double kLine = 0.001363;   // the next load of the same line
-constexpr double kMerged = 0.2948;   // distinct part of a GPC's loads from which on they cost less, and
-constexpr double kMerging = 1.97;    // how suddenly
+constexpr double kRealign = 53.58e3;      // bytes that a multiprocessor loads and realigns,
+constexpr double kRealignLine = 0.00464;  // and each line of them
+constexpr double kNarrowBlock = 1.988;    // loads in 64-byte lines
+constexpr double kLines = 2.183;          // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.48;         // and of those that straddle lines, in whole sectors
+constexpr double kLine = 0.001363;        // the next load of the same line
+constexpr double kMerged = 0.2948;        // distinct part of a GPC's loads from which on they cost less, and
+constexpr double kMerging = 1.97;         // how suddenly
 constexpr double kLatency = 0.7723;  // from a load to its bytes, of which every stage of the ring hides some
 constexpr double kIdleL2 = 0.1361;   // time of an L2-bound step on an idle machine, over that on a full one
 constexpr double kContention = 3.669;  // how well multiplying and loading overlap, and
@@ -78,9 +81,9 @@ constexpr double kStep = 0.05336;      // at least, of every step: a warpgroup's
 constexpr double kFloor = 3.797;       // how well it overlaps with what a step does
 constexpr double kOverlap = 1.994;     // memory and multiprocessors: 1 not at all
 constexpr double kPaired = 2.538;      // the same where two blocks fill each other's gaps
-constexpr double kRepack = 4.094e6;    // bytes of a copied operand, read
-constexpr double kPadded = 2.291;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.601;
+constexpr double kRepack = 6.244e6;    // bytes of a copied operand, read
+constexpr double kPadded = 1.836;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.643;
 
 constexpr int kMaxGroup = 1 << 20;  // tile rows that are walked together
 constexpr double kMuchLess = 0.85;  // of what the grid's own walks load is worth another
@@ -112,10 +115,13 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
   return 2 * double(lines) * (double(length) + kPadded * double(round_up(length, 64)));
 }
 
+// Whether an operand, which is the engine's columns or not, is realigned on its way.
+bool realigned(const TileConfig& t, bool columns) { return columns && t.realigns(); }
+
 // How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
-// copied first do not.
-double straddling(const Matrix& x) {
-  if (x.ld % 64 == 0 || x.ld % 8 != 0) return 1;
+// copied first do not, unlike those that are realigned.
+double straddling(const Matrix& x, bool realigned) {
+  if (x.ld % 64 == 0 || (x.ld % 8 != 0 && !realigned)) return 1;
   return x.ld % 16 == 0 ? kSectors : kLines;
 }
 
@@ -195,7 +201,7 @@ struct Lines {
   double rows, columns, torn;
 
   Lines(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int tile_n) {
-    const double a = straddling(p.a), b = straddling(p.b);
+    const double a = straddling(p.a, realigned(t, c.swap)), b = straddling(p.b, realigned(t, !c.swap));
     const int block = rows_block(t.result_n());
     const double y =
         s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
@@ -234,20 +240,24 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double split_steps = std::ceil(double(std::max<int64_t>(1, ceil_div(s.k, kTileK))) / c.split_k);
 
   const bool ping_pong = t.schedule == Schedule::kPingPong;
-  const double a = straddling(p.a), b = straddling(p.b);
+  const bool a_realigned = realigned(t, c.swap), b_realigned = realigned(t, !c.swap);
+  const double a = straddling(p.a, a_realigned), b = straddling(p.b, b_realigned);
   const double meeting = c.cluster_m * c.cluster_n > 1 ? kMeeting : 0;
   const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
   const double heat = 1 + kHeat * work / (work + kHeatWork);
   const double sharing = std::max(1.0, std::ceil(running * cluster / sms));  // blocks of a multiprocessor
   const double part = 1 / heat / sharing;  // that a block has of a multiprocessor's rates
   const Distinct near(u, u.neighbours(cluster), c.group);
-  const int stages = t.stages(stage_bytes(t, s.y_blocks));
+  const RawStage raw(t, s.y_blocks);
+  const int bytes = stage_bytes(t, s.y_blocks);
+  const int stages = t.realigns() ? raw_stages(t, bytes, s.y_blocks) : t.stages(bytes);
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double multiply =
         double(t.tile_m) * tile_n * kTileK / (kMma * (t.consumers == 3 ? kThree : 1) * part);
     const double feed = shared_bytes(t, tile_n) / (kShared * part);
-    const double mma = std::max(multiply, feed);
+    const double realign = t.realigns() ? (raw.lines * kRealignLine + raw.bytes / kRealign) / part : 0;
+    const double mma = std::max({multiply, feed, realign});
     const Lines lines(p, s, t, c, tile_n);
     const double all = lines.rows + lines.columns;
     const double merged = (near.rows * lines.rows + near.columns * lines.columns) / all;
@@ -299,16 +309,26 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   double time = kLaunch - kLight * (t.blocks > 1) + ramp + kCluster * (cluster > 1) +
                 either(busy, dram, t.blocks > 1 ? kPaired : kOverlap) + kLine * reloads;
   if (c.partials() > 1) time += kSplit + result / kPartials;
-  const double repacked = batch * (copied(p.a, p.m, p.k) + (p.gated ? 2 : 1) * copied(p.b, p.k, p.n));
+  const double repacked = batch * ((a_realigned ? 0 : copied(p.a, p.m, p.k)) +
+                                   (b_realigned ? 0 : (p.gated ? 2 : 1) * copied(p.b, p.k, p.n)));
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;
   return time;
 }
 
-constexpr int64_t kMaxSplit = 256;
+constexpr int64_t kMaxSplit = 256, kMaxPitch = 1 << 27;  // the latter where 8 lines are one
 
 // The second kernel counts groups of 4 results in 31 bits.
 bool splittable(const GemmProblem& p, const Shape& s) {
   return !p.gated && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
+}
+
+// Whether this operand can be realigned, and should be where nobody asks for it: products of a batch must
+// begin at vectors, as their lines then lie alike.
+bool realignable(const GemmProblem& p, const Matrix& x) {
+  for (int i = 0; i < 2; ++i) {
+    if (p.batch[i] > 1 && x.batch_stride[i] % 8 != 0) return false;
+  }
+  return x.ld <= kMaxPitch && (x.ld % 8 != 0 || fixed(p, kUnaligned));
 }
 
 // The ways to run one tile shape in one orientation.
@@ -374,10 +394,14 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
       if (fixed(p, kTileN) && fixed(p, kTileN) != t.tile_n) continue;
       if (fixed(p, kBlocks) && fixed(p, kBlocks) != t.blocks) continue;
       if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
+      if (fixed(p, kUnaligned) && fixed(p, kUnaligned) != static_cast<int>(t.unaligned)) continue;
+      if (t.realigns() && !realignable(p, swap ? p.a : p.b)) continue;
       for (const int m : {1, 2, 4}) {
+        if (m > 1 && t.realigns()) break;
         // Of rows along k, each of m blocks loads whole periods of the swizzle.
         if (!s.y_blocks && t.result_n() % (8 * m) != 0) continue;
         for (const int n : {1, 2, 4}) {
+          if (n > 1 && t.realigns()) break;
           if (m * n > 8) continue;  // more than every device has room for
           // Large tiles load little for what they multiply: more than pairs of them are had for the asking.
           const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);

@@ -19,6 +19,11 @@ enum class Schedule : uint8_t { kCooperative = 1, kPingPong = 2 };
 // hold both values of a result, and the epilogue multiplies them where they are.
 enum class Gated : uint8_t { kNo, kColumns, kRows };
 
+// What becomes of y, the operand whose rows are the engine's columns, if its rows do not begin at multiples
+// of 16 bytes, as the copy engine wants them: it is copied to such rows first, or realigned on its way, every
+// time that a tile needs it. The latter is better where it is large and there is little to multiply.
+enum class Unaligned : uint8_t { kCopied = 1, kRealigned = 2 };
+
 // Where an edge leaves a tile no more columns than this, it multiplies only these: a product a little wider
 // than its tiles then pays for what it has. Strips of results divide it.
 constexpr int kNarrow = 64;
@@ -34,13 +39,16 @@ struct TileConfig {
   Schedule schedule;
   Gated gated = Gated::kNo;
   int blocks = 1;  // that share a multiprocessor
+  Unaligned unaligned = Unaligned::kCopied;
+
+  constexpr bool realigns() const { return unaligned == Unaligned::kRealigned; }
 
   // Of the results that a tile makes.
   constexpr int result_m() const { return gated == Gated::kRows ? tile_m / 2 : tile_m; }
   constexpr int result_n() const { return gated == Gated::kColumns ? tile_n / 2 : tile_n; }
   // Rows of one warpgroup's accumulators, a multiple of the instruction's 64.
   constexpr int group_rows() const { return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers; }
-  constexpr bool narrows() const { return gated == Gated::kNo && tile_n > kNarrow; }
+  constexpr bool narrows() const { return gated == Gated::kNo && tile_n > kNarrow && !realigns(); }
   // Columns that a warp finishes at a time: the widest of 64, 32, 16 that divides the results, so that no
   // copy reaches beyond them. With three consumers there are registers for 32 only.
   constexpr int strip_columns() const {
@@ -57,16 +65,19 @@ struct TileConfig {
   constexpr bool can_slice(int slices) const {
     const int finish = finished_warps(slices);
     return schedule == Schedule::kPingPong && gated == Gated::kNo && !narrows() && blocks == 1 &&
-           finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
+           !realigns() && finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
   }
   // What a consumer warp stages its results in: where blocks share the room, no more than a strip needs.
   constexpr int staging_bytes() const {
     return blocks == 1 ? kStagingBytes : kStagingBuffers * 16 * strip_columns() * 2;
   }
-  // How many stages there is room for.
+  // How many bytes there are for stages, and how many stages.
+  constexpr int room() const {
+    return (kSharedLimit + kReservedBytes) / blocks - kReservedBytes - kAlignment - kBarrierBytes -
+           consumers * 4 * staging_bytes();
+  }
   constexpr int stages(int stage_bytes) const {
-    const int room = (kSharedLimit + kReservedBytes) / blocks - kReservedBytes;
-    const int fit = (room - kAlignment - kBarrierBytes - consumers * 4 * staging_bytes()) / stage_bytes;
+    const int fit = room() / stage_bytes;
     return fit < 16 ? fit : 16;
   }
 };
@@ -98,6 +109,10 @@ constexpr TileConfig kTiles[] = {
     // than that some wait for the others.
     {64, 32, 2, Schedule::kPingPong, Gated::kNo, 2},
     {64, 16, 2, Schedule::kPingPong, Gated::kNo, 2},
+    // For a large operand of unaligned rows and a small one.
+    {128, 128, 2, Schedule::kCooperative, Gated::kNo, 1, Unaligned::kRealigned},
+    {64, 128, 2, Schedule::kPingPong, Gated::kNo, 1, Unaligned::kRealigned},
+    {64, 64, 2, Schedule::kPingPong, Gated::kNo, 1, Unaligned::kRealigned},
     // Gated ones come last: with weights along the columns, and along the rows for few rows of A.
     {128, 256, 2, Schedule::kCooperative, Gated::kColumns},
     {128, 128, 2, Schedule::kPingPong, Gated::kColumns},
@@ -125,6 +140,28 @@ static_assert(kTiles[kPlainTileCount - 1].gated == Gated::kNo && kTiles[kPlainTi
 // better copies; the narrower one spares tiles that are not a multiple of it from loading what they do not
 // use. A gated tile's rows are those of one weight, as each weight comes in whole blocks.
 constexpr int rows_block(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
+
+// A stage of an operand that is realigned, as it comes: lines along k of an MN-major operand, or rows of
+// another, in 8 boxes of every eighth line. A line has one vector of 16 bytes more than it fills.
+struct RawStage {
+  int lines, vectors;  // the latter of a line
+  int line_bytes, box_lines, box_bytes, bytes;
+
+  constexpr RawStage(const TileConfig& t, bool mn_major)
+      : lines(mn_major ? kTileK : t.tile_n),
+        vectors((mn_major ? t.tile_n : kTileK) / 8 + 1),
+        line_bytes(16 * vectors),
+        box_lines(lines / 8),
+        box_bytes(box_lines * line_bytes),
+        bytes(8 * box_bytes) {}
+};
+// Then the ring of stages is short, as x is small and comes from L2, and what has to come from memory is in
+// this one.
+constexpr int kRealignedStages = 4, kRealigningWarps = 8;
+constexpr int raw_stages(const TileConfig& t, int stage_bytes, bool mn_major) {
+  const int fit = (t.room() - kRealignedStages * stage_bytes) / RawStage(t, mn_major).bytes;
+  return fit < 12 ? fit : 12;
+}
 
 // How many blocks a launch has. Resident: one for every multiprocessor, each working through several tiles,
 // so that nothing is set up twice and a tile's epilogue may run beside the next one's products. Tiles: one
@@ -164,6 +201,7 @@ enum Option {
   kGrid,
   kReduction,
   kBlocks,
+  kUnaligned,
   kOptionCount
 };
 

@@ -23,8 +23,10 @@ enum class Finish : uint8_t { kPlain, kRows, kActivated, kActivatedRows, kFull }
 constexpr bool in_rows(Finish finish) { return finish == Finish::kRows || finish == Finish::kActivatedRows; }
 
 // Whether a tile has code of its own for this finish: for rows where strips are wide or large products take
-// the tile. Every tile can do all that kFull does.
+// the tile, and none for activated vectors where an operand is realigned, as the results that it is for are
+// mostly rows. Every tile can do all that kFull does.
 constexpr bool has_finish(const TileConfig& tile, Finish finish) {
+  if (tile.realigns() && finish == Finish::kActivated) return false;
   return !in_rows(finish) || tile.strip_columns() == 64 || (finish == Finish::kRows && tile.tile_m == 192);
 }
 
@@ -62,6 +64,14 @@ struct BatchMap {
   uint8_t y_outer, y_inner;
 };
 
+// An operand that is realigned: so many lines of so many elements, `pitch` elements apart, and products so
+// far apart.
+struct Lines {
+  const void* base;
+  int64_t pitch, batch[2];
+  int length, count;
+};
+
 struct Params {
   // What the first load waits for comes first, in two lines: parameters are cold when a kernel starts.
   TileSchedule schedule;
@@ -70,6 +80,7 @@ struct Params {
   CUtensorMap c;         // as d is, where the finish adds it
   CUtensorMap y_narrow;  // kNarrow rows of y where those are not whole blocks
   Output out;
+  Lines lines;  // y where it is realigned, and its map is of every eighth line
 };
 static_assert(offsetof(Params, x) == 128);
 
@@ -90,7 +101,8 @@ struct Engine {
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
   static constexpr bool kNarrows = kConfig.narrows();
   static constexpr int kConsumers = kConfig.consumers;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr bool kRealigns = kConfig.realigns();
+  static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealigningWarps : 0);
   static constexpr int kGroupRows = kConfig.group_rows();
   static constexpr int kBlocksM = kGroupRows / 64;
   static constexpr int kAccumulators = kTileN / 2;  // of one thread, for each 64 rows
@@ -98,8 +110,17 @@ struct Engine {
   static_assert(!kPingPong || kConsumers == 2);
 
   // Registers a thread: what launch bounds give each is pooled and dealt again by role.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConfig.blocks == 2 ? 96 : kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kRealigns ? 24 : kConsumers == 3 ? 32 : 40;
+  static constexpr int kRealignerRegisters = 40;
+  static constexpr int kConsumerRegisters = kConfig.blocks == 2 ? 96
+                                            : kConsumers == 3   ? 160
+                                            : kRealigns         ? 184
+                                                                : 232;
+
+  static constexpr int kLaunchRegisters = 65536 / kConfig.blocks / kThreads / 8 * 8;
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) +
+                    (kRealigns ? 32 * kRealigningWarps * kRealignerRegisters : 0) <=
+                kThreads * kLaunchRegisters);
 
   // An MN-major operand comes in whole blocks.
   static constexpr int kBlockX = rows_block(kConfig.result_m()), kBlockY = rows_block(kConfig.result_n());
@@ -112,9 +133,12 @@ struct Engine {
   static constexpr int kStagingBytes = kConfig.staging_bytes(), kAlignment = sm90::kAlignment;
   static constexpr int kStagingBufferBytes = kStagingBytes / kStagingBuffers;
   static constexpr int kStagingTotal = kConsumers * 4 * kStagingBytes;
-  static constexpr int kStages = kConfig.stages(kStageBytes);
-  static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kStagingTotal + kBarrierBytes;
-  static_assert(kStages >= 3);
+  static constexpr int kStages = kRealigns ? kRealignedStages : kConfig.stages(kStageBytes);
+  static constexpr int kRawStages = kRealigns ? raw_stages(kConfig, kStageBytes, kMajorY == Major::kMN) : 0;
+  static constexpr int kRawBytes = kRawStages * RawStage(kConfig, kMajorY == Major::kMN).bytes;
+  static constexpr int kSharedBytes =
+      kAlignment + kStages * kStageBytes + kRawBytes + kStagingTotal + kBarrierBytes;
+  static_assert(kStages >= 3 && (!kRealigns || kRawStages >= 3));
 
   static constexpr bool kSlices = kConfig.can_slice(2);
 
@@ -144,7 +168,7 @@ struct Strip {
 // The parts of a block's shared memory, as shared-window addresses.
 template <typename E>
 struct SharedLayout {
-  uint32_t x, y, staging, full, empty;
+  uint32_t x, y, staging, raw, full, empty;
   uint32_t gathered;  // two; see gather.cuh
   uint32_t addend;    // two of each consumer warp; see addend.cuh
 
@@ -153,7 +177,8 @@ struct SharedLayout {
     x = base;
     y = x + E::kStages * E::kBytesX;
     staging = y + E::kStages * E::kBytesY;
-    full = staging + E::kStagingTotal;
+    raw = staging + E::kStagingTotal;
+    full = raw + E::kRawBytes;
     empty = full + 8 * E::kStages;
     gathered = empty + 8 * E::kStages;
     addend = gathered + 16;

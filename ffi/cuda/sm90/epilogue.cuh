@@ -146,7 +146,7 @@ class EpilogueWarp {
 
   // The same with a bias and an activation, a strip at a time.
   __device__ __forceinline__ void store_activated_rows(const Accumulators<E>& acc, const Strip& first) {
-    const Bias tile_bias = bias_;
+    const Bias tile_bias = bias_;  // a strip's place in it is not known: *this would have to be in memory
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);

@@ -5,6 +5,7 @@
 #include "epilogue.cuh"
 #include "gather.cuh"
 #include "mainloop.cuh"
+#include "realign.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -87,7 +88,13 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
 
   // Every access to a parameter is slow at first. The loading warp has the most of them, so it does nothing
   // else, and the warps beside it do the rest.
-  if (warp >= 4) {
+  if (warp >= 4 + 4 * E::kConsumers) {
+    if constexpr (E::kRealigns) {
+      give_registers<E::kRealignerRegisters>();
+      ready();
+      realign<E>(p, shared, warp - 4 - 4 * E::kConsumers);
+    }
+  } else if (warp >= 4) {
     ready();
     take_registers<E::kConsumerRegisters>();
     consume<E>(p, shared, sliced, warp / 4 - 1, warp - 4);
@@ -107,7 +114,9 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
         }
       } else if (warp == 2) {
         if (elect_one()) {
-          for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.full + 8 * i, 1);
+          constexpr int kArrivals = E::kRealigns ? 1 + kRealigningWarps : 1;
+          for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.full + 8 * i, kArrivals);
+          if constexpr (E::kRealigns) RawRing<E>::init(shared);
           if constexpr (E::kFinish == Finish::kActivated) {
             if (p.out.c) Addend<E>::init(shared.addend);
           }
@@ -127,6 +136,12 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
         tma_prefetch_map(&p.d);
         if (E::kFinish == Finish::kActivated && p.out.c) tma_prefetch_map(&p.c);
       }
+      if constexpr (E::kRealigns) {
+        if (warp == 1) produce_raw<E>(p, shared);
+      }
+    } else if constexpr (E::kRealigns) {
+      ready();
+      produce_aligned<E>(p, shared);
     } else if (p.schedule.one_wave) {
       produce<E, Walk::kOneWave>(p, shared, block_ready);
     } else if (p.schedule.cluster_shift == 0 || sliced) {

@@ -16,13 +16,13 @@ size_t take(size_t* total, size_t bytes) {
 }
 
 PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& p,
-                            size_t* workspace) {
+                            Unaligned unaligned, size_t* workspace) {
   PlannedOperand x;
   x.rows = rows;
   x.k = p.k;
   x.ld = matrix.ld;
   x.major = k_major ? Major::kK : Major::kMN;
-  bool aligned = x.outer() <= 1 || x.ld % kAlign == 0;
+  bool aligned = unaligned == Unaligned::kRealigned || x.outer() <= 1 || x.ld % kAlign == 0;
   for (int i = 0; i < 2; ++i) {
     x.batch_stride[i] = p.batch[i] > 1 ? matrix.batch_stride[i] : 0;
     aligned = aligned && x.batch_stride[i] % kAlign == 0;
@@ -48,9 +48,11 @@ Plan make_plan(const GemmProblem& p) {
   plan.found = !ranked.empty();
   if (!plan.found) return plan;
   plan.config = ranked[0].config;
-  plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, &plan.workspace);
-  plan.b = plan_operand(p.b, p.n, p.b.transposed, p, &plan.workspace);
-  if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, &plan.workspace);
+  const Unaligned x = Unaligned::kCopied, y = kTiles[plan.config.tile].unaligned;
+  const bool swap = plan.config.swap;
+  plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, swap ? y : x, &plan.workspace);
+  plan.b = plan_operand(p.b, p.n, p.b.transposed, p, swap ? x : y, &plan.workspace);
+  if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, x, &plan.workspace);
   if (plan.config.partials() > 1) {
     plan.partial_pitch = round_up(p.n, 4);
     const int64_t elements = plan.partial_pitch * p.m * p.batch_count() * plan.config.partials();

@@ -96,13 +96,11 @@ class VectorPart {
 template <int kCols, int kStrips>
 class RowWriter {
   using Lines = StagedRows<kStrips * kCols>;
-  static constexpr int kLanes = Lines::kUnits, kRows = 32 / kLanes, kParts = 16 / kRows;
+  static constexpr int kLanes = Lines::kUnits, kRows = 32 / kLanes;
   // Rows 8 apart are a multiple of 16 bytes apart.
   static constexpr int kDifferent = kRows < 8 ? 8 / kRows : 1;
 
  public:
-  static constexpr int kColumns = kStrips * kCols;
-
   // `pitch` is in elements.
   __device__ __forceinline__ RowWriter(int64_t pitch, uint32_t staging)
       : pitch_(2 * pitch),
@@ -138,19 +136,18 @@ class RowWriter {
     }
   }
 
-  // Writes what is staged to `rows` rows from `d` on. Eight rows are enough at a time: more code would have
-  // to be fetched anew for every strip.
+  // Writes what is staged to `rows` rows from `d` on, as many at a time as differ in where vectors begin:
+  // more code would have to be fetched anew for every strip.
   __device__ __forceinline__ void write(uint16_t* d, int rows) const {
     uint8_t* const to = reinterpret_cast<uint8_t*>(d);
-    constexpr int kTogether = kParts < kDifferent ? kParts : kDifferent;
 #pragma unroll 1
-    for (int first = 0; first < 16; first += kTogether * kRows) {
-      uint4 v[kTogether];
+    for (int first = 0; first < 16; first += kDifferent * kRows) {
+      uint4 v[kDifferent];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) v[i] = vectors_[i].load(first * Lines::kLine);
+      for (int i = 0; i < kDifferent; ++i) v[i] = vectors_[i].load(first * Lines::kLine);
       uint8_t* const there = to + (offset_ + first * pitch_);
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kDifferent; ++i) {
         store_global_if((whole_ & 1 << i) && lane_ / kLanes + i * kRows + first < rows,
                         there + (i * kRows * pitch_ - 2 * vectors_[i].late), v[i]);
       }
@@ -163,6 +160,7 @@ class RowWriter {
   __device__ __forceinline__ int late_of(int row) const {
     return (phase_ + row * static_cast<int>(pitch_ / 2)) & 7;
   }
+
   __device__ __forceinline__ void find_vectors() {
     const int unit = lane_ % kLanes;
     offset_ = lane_ / kLanes * pitch_ + 16 * unit;

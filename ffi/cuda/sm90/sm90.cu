@@ -1,6 +1,6 @@
 // sm90: the Hopper engine's host side. A plan becomes tensor maps and parameters, and up to three launches:
-// repack operands whose rows are not aligned (one more where a gated product has three), multiply, and add up
-// splits.
+// repack operands whose rows are not aligned, unless they are realigned (one more where a gated product has
+// three), multiply, and add up splits.
 #include <algorithm>
 #include <bit>
 
@@ -65,6 +65,32 @@ Status operand_map(const PlannedOperand& x, const void* base, int tile_rows, int
     r.box[i] = boxes[i];
   }
   return encode_tensor_map(r, map);
+}
+
+// Of an operand that is realigned, every eighth line: what is behind the last of those is another's.
+Status lines_map(const PlannedOperand& y, const void* base, const TileConfig& tile, const GemmProblem& p,
+                 Params* params) {
+  params->lines = {base,
+                   y.ld,
+                   {y.batch_stride[0], y.batch_stride[1]},
+                   static_cast<int>(y.inner()),
+                   static_cast<int>(y.outer())};
+  if (y.outer() < 8) return {};
+  const RawStage stage(tile, y.major == Major::kMN);
+  TensorMapRequest r{};
+  r.base = base;
+  r.rank = 4;
+  r.bf16 = p.a.dtype == DType::kBF16;
+  const int64_t extents[4] = {7 * y.ld + y.inner(), y.outer() / 8, y.batch_stride[1] ? p.batch[1] : 1,
+                              y.batch_stride[0] ? p.batch[0] : 1};
+  const int64_t strides[4] = {1, 8 * y.ld, y.batch_stride[1], y.batch_stride[0]};
+  const int boxes[4] = {8 * stage.vectors, stage.box_lines, 1, 1};
+  for (int i = 0; i < 4; ++i) {
+    r.extent[i] = extents[i];
+    r.stride[i] = strides[i];
+    r.box[i] = boxes[i];
+  }
+  return encode_tensor_map(r, &params->y);
 }
 
 // Of D, or of C, which is as D is.
@@ -206,10 +232,11 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& p, int sm_count) {
   for (const RankedConfig& ranked : rank_configs(p, sm_count)) {
     const Config& c = ranked.config;
     const TileConfig& tile = kTiles[c.tile];
-    candidates.push_back({{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m,
-                           c.cluster_n, c.split_k, c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid),
-                           static_cast<int64_t>(c.reduction), tile.blocks},
-                          ranked.microseconds});
+    candidates.push_back(
+        {{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m, c.cluster_n, c.split_k,
+          c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid), static_cast<int64_t>(c.reduction),
+          tile.blocks, static_cast<int64_t>(tile.unaligned)},
+         ranked.microseconds});
   }
   return candidates;
 }
@@ -254,7 +281,9 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
                   y.batch_stride[0] != 0, y.batch_stride[1] != 0};
   const bool narrow = narrow_edge(tile, y.rows);
   Status status = operand_map(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x);
-  if (status.ok())
+  if (status.ok() && tile.realigns())
+    status = lines_map(y, config.swap ? a : b, tile, p, &params);
+  else if (status.ok())
     status = operand_map(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y);
   if (status.ok() && narrow && y.major == Major::kK)
     status = operand_map(y, config.swap ? a : b, kNarrow, config.cluster_m, p, &params.y_narrow);

@@ -36,7 +36,8 @@ Status encode(const TensorMapRequest& r, CUtensorMap* map) {
   }
   const CUtensorMapSwizzle swizzle = r.box[0] == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : r.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                      : CU_TENSOR_MAP_SWIZZLE_32B;
+                                     : r.box[0] == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                      : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult result =
       encoder()(map, r.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                 static_cast<cuuint32_t>(r.rank), const_cast<void*>(r.base), extent, stride, box, step,

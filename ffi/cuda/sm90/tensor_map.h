@@ -22,8 +22,9 @@ struct TensorMapRequest {
 // Looks the driver's function up. Thread-safe, and cheap after the first call.
 Status load_tensor_map_encoder();
 
-// The swizzle spans the box's innermost dimension: 32, 64 or 128 bytes. A thread's latest maps are kept: a
-// program that runs again finds its buffers where they were, or in one of a few places.
+// The swizzle spans the box's innermost dimension if that is 32, 64 or 128 bytes, and else there is none. A
+// thread's latest maps are kept: a program that runs again finds its buffers where they were, or in one of a
+// few places.
 Status encode_tensor_map(const TensorMapRequest& request, CUtensorMap* map);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -98,10 +98,10 @@ def test_the_same_bits_as_of_copies(rng):
     check_repeats(Product.random(rng, (16, 30001, 512), BF16), "auto")
 
 
-def chosen(m, n, k, **keywords):
+def chosen(m, n, k, layout="NN", **keywords):
     """The kernel and its options, if it has any."""
-    a, b = jax.ShapeDtypeStruct((m, k), jnp.bfloat16), jax.ShapeDtypeStruct((k, n), jnp.bfloat16)
-    choice = jaxgemm.explain(a, b, platform="cuda", **keywords).products[0].decision.choice
+    a, b = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((m, k), (n, k) if layout == "NT" else (k, n)))
+    choice = jaxgemm.explain(a, b, platform="cuda", transpose_b=layout == "NT", **keywords).products[0].decision.choice
     return choice.kernel and choice.kernel.name, dict(zip(choice.kernel.options, choice.config, strict=False))
 
 
@@ -113,6 +113,9 @@ def test_when_rows_are_realigned():
         assert (kernel, config["unaligned"], config["swap"]) == ("sm90", 2, 1)
     for shape in ((4096, 4095, 4097), (64, 50256, 768)):
         assert chosen(*shape, kernel="sm90")[1]["unaligned"] == 1
+    # A last tile of weights by rows is slow where they are no multiple of 8.
+    for n, unaligned in ((4096, 2), (4095, 1)):
+        assert chosen(64, n, 12001, layout="NT", kernel="sm90")[1]["unaligned"] == unaligned
 
 
 @pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")

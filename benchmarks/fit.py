@@ -213,7 +213,7 @@ def search(
         for step in range(steps):
             if step % each == 0:
                 announce(f"objective {best:.5f}")
-            changed = draw.sample(free, draw.randint(1, 3))
+            changed = draw.sample(free, min(draw.randint(1, 3), len(free)))
             before = [x[i] for i in changed]
             for i in changed:
                 x[i] *= math.exp(reach[i] * draw.gauss(0, 1))
@@ -270,6 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = load(model, products)
         except (RuntimeError, ValueError) as error:
             parser.error(str(error))
+        only = tuple(options.only.split(","))
+        if not any(name.startswith(only) for name in names):
+            parser.error(f"no constant's name begins with {' or '.join(only)}")
         smooth = ctypes.c_double()
 
         def judged() -> str:
@@ -279,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"{len(products)} products, {sum(map(len, found))} timings: {judged()}")
         if options.steps > 0:
-            search(model, names, options.steps, options.weight, options.seed, tuple(options.only.split(",")))
+            search(model, names, options.steps, options.weight, options.seed, only)
             print(f"fitted: {judged()}")
             if not options.only:
                 model.constants()[names.index("kLaunch")] += launch_offset(model, found)

@@ -103,6 +103,17 @@ def test_the_command_judges_a_file(script, tmp_path, capsys):
     file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), same)]}))
     assert script.main([str(file), "--steps", "0"]) == 0
     assert "choices take 1.2000 times the best" in capsys.readouterr().out  # of equals the first is the choice
+    before = (script._ROOT / script._MODEL).read_text()
+    near = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 2.9)]
+    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), near)]}))
+    assert script.main([str(file), "--steps", "40", "--only", "kLaunch,kTurn"]) == 0
+    changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("constexpr")]
+    changed = [line.split()[2].removesuffix("[]") for line in changed if line not in before]
+    assert changed
+    assert all(name.startswith(("kLaunch", "kTurn")) for name in changed)
+    with pytest.raises(SystemExit, match="2"):
+        script.main([str(file), "--only", "kNothing"])
+    assert "no constant's name begins with kNothing" in capsys.readouterr().err
     unknown = [((72, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)]
     file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), unknown)]}))
     with pytest.raises(SystemExit, match="2"):

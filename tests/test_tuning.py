@@ -76,7 +76,7 @@ GELU = Epilogue(activation="gelu")
         # Where XLA copies operands first.
         pytest.param("sm90", scores(4, 1024, 16, 64), id="heads"),
         pytest.param("sm90", problem(m=85, n=1535, k=3553), id="long unaligned sums"),
-        # Where it neither copies nor realigns them well.
+        # Where XLA's kernels take unaligned weights slowly, or it pads them.
         pytest.param("sm90", problem(m=64, n=32001, k=2048), id="large unaligned weights"),
         # Small products.
         pytest.param("direct", problem(m=300, n=101, k=300), id="unaligned"),

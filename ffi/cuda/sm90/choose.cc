@@ -7,8 +7,8 @@
 // other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
 // results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
 // they exchange their sums. Operands with unaligned rows are copied first, or one of them is realigned by
-// threads on its way, a stage in a time of its own. A gated product loads and
-// multiplies whole tiles, and writes half of each.
+// threads on its way, a stage in a time of its own. A gated product loads and multiplies whole tiles, and
+// writes half of each.
 //
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
@@ -399,12 +399,11 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
       if (fixed(p, kUnaligned) && fixed(p, kUnaligned) != static_cast<int>(t.unaligned)) continue;
       if (t.realigns() && !realignable(p, s, swap ? p.a : p.b)) continue;
       for (const int m : {1, 2, 4}) {
-        if (m > 1 && t.realigns()) break;
         // Of rows along k, each of m blocks loads whole periods of the swizzle.
         if (!s.y_blocks && t.result_n() % (8 * m) != 0) continue;
         for (const int n : {1, 2, 4}) {
-          if (n > 1 && t.realigns()) break;
-          if (m * n > 8) continue;  // more than every device has room for
+          // Every device has room for 8; and what is realigned is not shared.
+          if (m * n > (t.realigns() ? 1 : 8)) continue;
           // Large tiles load little for what they multiply: more than pairs of them are had for the asking.
           const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
           if (!asked && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) continue;

@@ -1,10 +1,10 @@
 """Fits the constants of sm90's cost model to timings: python benchmarks/fit.py --steps 20000
 
 Timings are those that regret.py writes, by default benchmarks/results/nvidia-h200/fit.json. The model, which is
-ffi/cuda/sm90/choose.cc itself with its constants as variables, is compiled, and a random walk changes a few constants
+ffi/cuda/sm90/cost.cc itself with its constants as variables, is compiled, and a random walk changes a few constants
 at a time for what its choices lose against the best configuration of each product, and for how far its times are from
 those measured. The launch is set last, so that small products take on average what is expected of them, as `auto`
-holds these times to other kernels' and XLA's. What comes out are the lines of choose.cc, the same for the same timings,
+holds these times to other kernels' and XLA's. What comes out are the lines of cost.cc, the same for the same timings,
 steps and seed. Judge them by products of another seed: python benchmarks/fit.py FILE --steps 0
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 from jaxgemm import report
 
 _ROOT = Path(__file__).resolve().parent.parent
-_MODEL = "ffi/cuda/sm90/choose.cc"
+_MODEL = "ffi/cuda/sm90/cost.cc"
 _DATA = _ROOT / "benchmarks/results/nvidia-h200/fit.json"
 
 _SCALAR = re.compile(r"^constexpr double (k\w+) = ([-\d.e]+);", re.MULTILINE)
@@ -58,9 +58,7 @@ struct Product {
 std::vector<Product> products;
 
 double expected(const GemmProblem& p, const Config& c) {
-  const Shape s{c.swap ? p.n : p.m, c.swap ? p.m : p.n, p.k, p.batch_count(),
-                c.swap ? p.a.transposed : !p.b.transposed};
-  return cost(p, s, kTiles[c.tile], c, kModelSms);
+  return cost(p, Shape(p, c.swap), kTiles[c.tile], c, kModelSms);
 }
 }  // namespace
 
@@ -144,7 +142,8 @@ def variable(source: str) -> tuple[str, list[str], list[float]]:
             values.append(float(value))
         return f"double* const {match[1]} = fitted + {first};"
 
-    begin, end = source.index("// Rates are per microsecond"), source.index("constexpr int kMaxGroup")
+    begin = source.index("// Rates are per microsecond")
+    end = source.index("\n\n", begin)
     constants = _ARRAY.sub(array, _SCALAR.sub(scalar, source[begin:end]))
     declared = f"double fitted[] = {{{', '.join(map(repr, values))}}};\n"
     return source[:begin] + declared + constants + source[end:], names, values
@@ -236,7 +235,7 @@ def launch_offset(model: ctypes.CDLL, found: Sequence[Sequence[float]]) -> float
 
 
 def lines(names: Sequence[str], values: Sequence[float]) -> list[str]:
-    """The constants as choose.cc has them, with four digits."""
+    """The constants as cost.cc has them, with four digits."""
 
     def text(value: float) -> str:
         power = next((p for p in (10, 6, 3) if value >= 10 ** (p if p > 3 else 4)), 0)

@@ -88,8 +88,8 @@ def test_its_lines_are_those_of_the_source(script):
             if x.startswith(f"constexpr double {name}") and x.split()[2].removesuffix("[]") == name
         ]
         assert (
-            script.variable("// Rates are per microsecond\n" + line + "\nconstexpr int kMaxGroup")[1:]
-            == (script.variable("// Rates are per microsecond\n" + line_of_source + "\nconstexpr int kMaxGroup")[1:])
+            script.variable("// Rates are per microsecond\n" + line + "\n\n")[1:]
+            == (script.variable("// Rates are per microsecond\n" + line_of_source + "\n\n")[1:])
         )
 
 

@@ -96,6 +96,24 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                : "memory");
 }
 
+// Loads for later. What the compiler does with a value it likes to do where the value comes from, and to take
+// one into halves there, or to convert it, waits for memory. So it sees neither what these load nor, behind
+// as_loaded(), where that came from.
+__device__ __forceinline__ uint32_t load_ahead_u32(const void* from) {
+  uint32_t v;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(from));
+  return v;
+}
+__device__ __forceinline__ uint32_t load_ahead_u16(const void* from) {
+  uint32_t v;
+  asm volatile("ld.global.u16 %0, [%1];" : "=r"(v) : "l"(from));
+  return v;
+}
+__device__ __forceinline__ uint32_t as_loaded(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 // One access of 8 bytes. (A store through a pointer to a vector type becomes two where the compiler believes
 // to know better how the address is aligned.)
 __device__ __forceinline__ void store_global(void* to, uint2 v) {

@@ -16,26 +16,32 @@ class StripBias {
     const int64_t first = out.swap ? s.row + lane % 16 : s.col + 2 * lane;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      value_[i] = 0.f;
+      raw_[i] = 0;
       if (first + i >= out.cols) continue;
-      value_[i] = out.f32 ? static_cast<const float*>(out.bias)[first + i]
-                          : convert<float>(static_cast<const typename E::In*>(out.bias)[first + i]);
+      raw_[i] = out.f32 ? load_ahead_u32(static_cast<const float*>(out.bias) + first + i)
+                        : load_ahead_u16(static_cast<const uint16_t*>(out.bias) + first + i);
     }
   }
 
   // To a lane's values of the strip, in the order of the accumulators.
   template <int kValues>
-  __device__ __forceinline__ void add(float (&x)[kValues], bool swap, int lane) const {
-    if (swap) {
-      const float upper = __shfl_sync(0xffffffffu, value_[0], lane / 4);
-      const float lower = __shfl_sync(0xffffffffu, value_[0], lane / 4 + 8);
+  __device__ __forceinline__ void add(float (&x)[kValues], const Output& out, int lane) const {
+    float value[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t raw = as_loaded(raw_[i]);
+      value[i] = out.f32 ? __uint_as_float(raw) : unpack<typename E::In>(raw).x;
+    }
+    if (out.swap) {
+      const float upper = __shfl_sync(0xffffffffu, value[0], lane / 4);
+      const float lower = __shfl_sync(0xffffffffu, value[0], lane / 4 + 8);
 #pragma unroll
       for (int e = 0; e < kValues; ++e) x[e] += e / 2 % 2 ? lower : upper;
     } else {
 #pragma unroll
       for (int e = 0; e < kValues; e += 4) {
-        const float even = __shfl_sync(0xffffffffu, value_[0], e + lane % 4);
-        const float odd = __shfl_sync(0xffffffffu, value_[1], e + lane % 4);
+        const float even = __shfl_sync(0xffffffffu, value[0], e + lane % 4);
+        const float odd = __shfl_sync(0xffffffffu, value[1], e + lane % 4);
         x[e] += even;
         x[e + 1] += odd;
         x[e + 2] += even;
@@ -45,7 +51,7 @@ class StripBias {
   }
 
  private:
-  float value_[2] = {0.f, 0.f};
+  uint32_t raw_[2] = {};
 };
 
 // What a lane adds to its values of one strip.
@@ -72,16 +78,16 @@ class TileBias {
 #pragma unroll
       for (int i = 0; i < 2 * E::kBlocksM; ++i) {
         const int row = static_cast<int>(first.row) + i / 2 * 64 + i % 2 * 8 + lane / 4;
-        if (row < cols) raw_[i] = bias[row];
+        if (row < cols) raw_[i] = load_ahead_u16(bias + row);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
         const int col = static_cast<int>(first.col) + i * kCols + 2 * lane;
         if (col + 1 < cols)
-          raw_[i] = *reinterpret_cast<const uint32_t*>(bias + col);
+          raw_[i] = load_ahead_u32(bias + col);
         else if (col < cols)
-          raw_[i] = bias[col];
+          raw_[i] = load_ahead_u16(bias + col);
       }
     }
   }
@@ -94,12 +100,12 @@ class TileBias {
     if constexpr (kSwap) {
 #pragma unroll
       for (int i = 0; i < 2 * E::kBlocksM; ++i) {
-        if (i / 2 == strip / kStrips) bias.value[i % 2] = unpack<typename E::In>(raw_[i]).x;
+        if (i / 2 == strip / kStrips) bias.value[i % 2] = unpack<typename E::In>(as_loaded(raw_[i])).x;
       }
     } else {
-      uint32_t pair = raw_[0];
+      uint32_t pair = as_loaded(raw_[0]);
 #pragma unroll
-      for (int i = 1; i < kStrips; ++i) pair = strip % kStrips == i ? raw_[i] : pair;
+      for (int i = 1; i < kStrips; ++i) pair = strip % kStrips == i ? as_loaded(raw_[i]) : pair;
 #pragma unroll
       for (int i = 0; i < kCols / 8; ++i) {
         const float2 x = unpack<typename E::In>(__shfl_sync(0xffffffffu, pair, 4 * i + lane % 4));

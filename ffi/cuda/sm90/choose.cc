@@ -1,321 +1,35 @@
-// The cost model: what a configuration should take on a problem, in microseconds, from counts alone.
-//
-// A block's time for one step along K is the largest of what its tensor cores need, what they and the copy
-// engine need of shared memory, and what its share of L2 bandwidth needs, less where the machine is not full
-// or the blocks of a GPC load the same; and no less than a stage's way from L2, divided by the ring's stages.
-// Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
-// other group's steps. Device memory bounds the whole. Splitting K buys parallelism for the price of partial
-// results, written and read, and of a second kernel; or, among the blocks of a cluster, for the time in which
-// they exchange their sums. Operands with unaligned rows are copied first, or one of them is realigned by
-// threads on its way, a stage in a time of its own. A gated product loads and multiplies whole tiles, and
-// writes half of each.
-//
-// Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
-// for what they multiply lose less then.
-//
-// The constants were fitted, as benchmarks/fit.py does it, to timings of products drawn at random and of some
-// that models have, many configurations of each, by the time that the model's choice loses against the best
-// of them: those in benchmarks/results/nvidia-h200/fit.json, and some fifty more of small products whose
-// operands stayed in the cache, which no file keeps. kLaunch and kLight were then set by hand, by what small
-// products took longer than expected. They absorb what the model leaves out, so they are not the machine's
-// rates.
+// Which configuration runs a problem: all that can are ranked by their cost.
 #include <algorithm>
 #include <cmath>
 #include <set>
 
-#include "../../arithmetic.h"
-#include "../planning.h"
-#include "configs.h"
+#include "cost.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-// Rates are per microsecond, times in microseconds.
-constexpr double kDram = 4.858e6;      // bytes
-constexpr double kL2 = 15.48e6;        // bytes, to all multiprocessors
-constexpr double kMma = 3.554e6;       // multiply-adds of a multiprocessor,
-constexpr double kThree = 0.9113;      // times this where three warpgroups take turns,
-constexpr double kShared = 309.9e3;    // and bytes of its shared memory
-constexpr double kHeat = 0.1721;       // more time of a multiprocessor where power lowers its clock, and
-constexpr double kHeatWork = 9.96e10;  // multiply-adds of a product from which on it has half of that
-constexpr double kLaunch = 1.8;        // launch, and the way of the first bytes,
-constexpr double kRamp = 0.2519;       // and more until all stages are on their way;
-constexpr double kLight = 0.25;        // less of it where two blocks share a multiprocessor
-constexpr double kCluster = 0.5189;    // start of a cluster
-constexpr double kMeeting = 0.02344;   // more of a step where blocks share what they load
-constexpr double kSplit = 2.429;       // second kernel
-constexpr double kGather = 0.07987;    // sums of a cluster, to meet,
-constexpr double kGathered = 9477;     // and their bytes
-constexpr double kPartials = 3.119e6;  // bytes, written and read again
-constexpr double kTile = 0.8132;       // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.393;  // and how much more of one that others wait for
-constexpr double kTurn = 0.2776;            // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.5111;     // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 0.7781;         // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 1.975;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 1.826;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 5.663;  // of 32
-constexpr double kUnaligned16 = 12.23;  // and of 16;
-constexpr double kUnalignedInTurn64 = 2.76;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 3.578;   // and in narrower ones,
-constexpr double kUnalignedSwapped = 3.288;  // and in columns
-constexpr double kStoresUnaligned = 1.325;   // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 7.517;     // and that of those that are columns, in small pieces;
-constexpr double kStoresLines = 1.408;       // of rows that straddle lines,
-constexpr double kStoresSectors = 2.548;     // of those that straddle sectors too,
-constexpr double kStoresColumns = 1.783;     // and, times this, of all where tiles are transposed
-constexpr double kFinished[] = {1, 4.072, 4.03, 3.395};         // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1, 1.987, 3.093, 2.529};  // and where it is not
-constexpr double kRealign = 53.58e3;      // bytes that a multiprocessor loads and realigns,
-constexpr double kRealignLine = 0.00464;  // and each line of them
-constexpr double kNarrowBlock = 1.988;    // loads in 64-byte lines
-constexpr double kLines = 2.183;          // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.48;         // and of those that straddle lines, in whole sectors
-constexpr double kLine = 0.001363;        // the next load of the same line
-constexpr double kMerged = 0.2948;        // distinct part of a GPC's loads from which on they cost less, and
-constexpr double kMerging = 1.97;         // how suddenly
-constexpr double kLatency = 0.7723;  // from a load to its bytes, of which every stage of the ring hides some
-constexpr double kIdleL2 = 0.1361;   // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kContention = 3.669;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.05336;      // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 3.797;       // how well it overlaps with what a step does
-constexpr double kOverlap = 1.994;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 2.538;      // the same where two blocks fill each other's gaps
-constexpr double kRepack = 6.244e6;    // bytes of a copied operand, read
-constexpr double kPadded = 1.836;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.643;
+constexpr int kMaxGroup = 1 << 20;                       // tile rows that are walked together
+constexpr double kOtherWalk = 1.02;                      // what the grid's own walks are spared
+constexpr int64_t kLongSums = 16 * kTileK;               // from which on others are looked at all the same
+constexpr int64_t kMaxSplit = 256, kMaxPitch = 1 << 27;  // the latter where 8 lines are one
 
-constexpr int kMaxGroup = 1 << 20;  // tile rows that are walked together
-constexpr double kMuchLess = 0.85;  // of what the grid's own walks load is worth another
-constexpr int64_t kLongSums = 16 * kTileK;
-
-struct Shape {
-  int64_t m, n, k, batch;  // in the engine's orientation
-  bool y_blocks;           // y comes in whole blocks of columns
-};
-
-// Bytes of shared memory that a step of k reads and writes: an instruction takes 64 rows and all columns of
-// the tile, for every 64 rows anew.
-double shared_bytes(const TileConfig& t, int tile_n) {
-  const double instructions = t.tile_m / 64 * (kTileK / 16);
-  return instructions * (64 + tile_n) * 32 + (t.tile_m + tile_n) * kTileK * 2;
-}
-
-// Bytes of a stage of the ring, where y comes in whole blocks of columns or not.
-int stage_bytes(const TileConfig& t, bool y_blocks) {
-  const int block = rows_block(t.result_n());
-  return (t.tile_m + (y_blocks ? ceil_div(t.tile_n, block) * block : t.tile_n)) * kTileK * 2;
-}
-
-// Bytes of this operand, rows x cols as op() sees it, that are copied first: rows that the copy engine cannot
-// address.
-double copied(const Matrix& x, int64_t rows, int64_t cols) {
-  const int64_t lines = x.transposed ? cols : rows, length = x.transposed ? rows : cols;
-  if (lines <= 1 || x.ld % 8 == 0) return 0;
-  return 2 * double(lines) * (double(length) + kPadded * double(round_up(length, 64)));
-}
-
-// Whether an operand, which is the engine's columns or not, is realigned on its way.
-bool realigned(const TileConfig& t, bool columns) { return columns && t.realigns(); }
-
-// How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
-// copied first do not, unlike those that are realigned.
-double straddling(const Matrix& x, bool realigned) {
-  if (x.ld % 64 == 0 || (x.ld % 8 != 0 && !realigned)) return 1;
-  return x.ld % 16 == 0 ? kSectors : kLines;
-}
-
-// How many rows of this operand, rows x cols as op() sees it, a line of L2 holds, about, if several.
-double crowded(const Matrix& x, int64_t rows, int64_t cols) {
-  return std::max(1.0, 64 / double(std::max<int64_t>(1, x.transposed ? rows : cols)));
-}
-
-// What an epilogue does besides storing: an addition, a function of few instructions or C as vectors, or
-// anything else, for which there is one piece of code that has everything.
-enum class Work { kNone, kLittle, kFunction, kFull };
-
-Work work_of(const GemmProblem& p) {
-  const bool none = p.activation == Activation::kNone;
-  if (none && !p.has_c && !p.has_bias) return Work::kNone;
-  if (p.d == DType::kF32 || p.n % 8 != 0) return Work::kFull;
-  if (p.has_c) return usual(p.activation) ? Work::kFunction : Work::kFull;
-  if (none || p.activation == Activation::kRelu) return Work::kLittle;
-  return usual(p.activation) ? Work::kFunction : Work::kFull;
-}
-
-// How much longer an epilogue takes by the way that its results are stored.
-double storing(const GemmProblem& p, const TileConfig& t, bool swap) {
-  const int columns = t.strip_columns();
-  if (p.n % 8 == 0) return (swap ? kSwapped : 1) * (1 + kNarrowStrip * (64.0 / columns - 1));
-  if (swap) return kSwapped * kUnalignedSwapped;
-  if (t.schedule != Schedule::kPingPong) return columns == 64 ? kUnalignedInTurn64 : kUnalignedInTurn;
-  return columns == 64 ? kUnaligned64 : columns == 32 ? kUnaligned32 : kUnaligned16;
-}
-
-// How much more memory traffic the results make by the way that their rows lie in lines.
-double stores(const GemmProblem& p, bool swap) {
-  if (p.n % 8 != 0) return swap ? kStoresSwapped : kStoresUnaligned;
-  return (p.n % 64 == 0 ? 1 : p.n % 16 == 0 ? kStoresLines : kStoresSectors) * (swap ? kStoresColumns : 1);
-}
-
-// The larger of two times that overlap, and somewhat more the closer they are: by an exponent of 1, their
-// sum.
-double either(double a, double b, double exponent) {
-  return std::pow(std::pow(a, exponent) + std::pow(b, exponent), 1 / exponent);
-}
-
-// The units of a configuration, in rows and columns, and how many of them run at a time.
-struct Units {
-  double rows, columns, products, clusters;
-
-  Units(const Shape& s, const TileConfig& t, const Config& c, int sms)
-      : rows(double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m))),
-        columns(double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n))),
-        products(double(s.batch) * c.partials()),
-        clusters(t.blocks * std::max(1, resident_clusters(sms, c.cluster()))) {}
-
-  double all() const { return rows * columns * products; }
-  double running() const { return std::min(all(), clusters); }
-  // Those of one GPC, where blocks that follow each other in the grid run.
-  double neighbours(int cluster) const {
-    return std::max(1.0, double(kGpcBlocks) / cluster * running() / clusters);
-  }
-};
-
-// Of the rows and the columns of so many units that follow each other, wherever they begin in a walk down
-// `group` rows at a time, the part that is distinct.
-struct Distinct {
-  double rows, columns;
-
-  Distinct(const Units& u, double units, double group) {
-    const double more = units - 1, down = std::min(group, u.rows);
-    const double products = std::min(u.products, 1 + more / (u.rows * u.columns));
-    rows = std::min(1.0, products * std::min(u.rows, down * (1 + more / (down * u.columns))) / units);
-    columns = std::min(1.0, products * std::min(u.columns, 1 + more / down) / units);
-  }
-};
-
-// Lines that a step of K loads, of the engine's rows and columns, and what more it takes where they straddle
-// lines of L2.
-struct Lines {
-  double rows, columns, torn;
-
-  Lines(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int tile_n) {
-    const double a = straddling(p.a, realigned(t, c.swap)), b = straddling(p.b, realigned(t, !c.swap));
-    const int block = rows_block(t.result_n());
-    const double y =
-        s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
-    rows = double(t.tile_m) / c.cluster_n;
-    columns = y / c.cluster_m;
-    torn = rows * ((c.swap ? b : a) - 1) + columns * ((c.swap ? a : b) - 1);
-  }
-};
-
-// How to walk over the units, so that as few lines as can be are loaded by a GPC, and by all that run at a
-// time. Where there is one wave it is along the rows or the columns, which costs nothing, unless sums are
-// long and another walk loads much less.
-int best_group(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
+// The walk over the units that costs least. Where there is one wave it is along the rows or the columns, as
+// the grid says whose unit is whose, unless sums are long and another walk costs enough less.
+RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c, int sms) {
   const Units u(s, t, c, sms);
-  const Lines lines(p, s, t, c, t.tile_n);
   const int all = static_cast<int>(std::min(u.rows, double(kMaxGroup)));
   const bool by_grid = one_wave(u.all(), u.clusters, c.cluster()), long_sums = s.k / c.split_k >= kLongSums;
-  int best = all;
+  RankedConfig best;
   double least = INFINITY;
   for (const int group : {all, 1, 8, 4, 16, 2}) {
     const bool other = by_grid && group != all && group != 1;
     if (group > all || (other && !long_sums)) continue;
-    const Distinct near(u, u.neighbours(c.cluster()), group), running(u, u.running(), group);
-    const double loads =
-        (near.rows + running.rows) * lines.rows + (near.columns + running.columns) * lines.columns;
-    if (loads < (other ? kMuchLess * least : least)) best = group, least = loads;
+    c.group = group;
+    const double time = cost(p, s, t, c, sms);
+    if (time * (other ? kOtherWalk : 1) < least) least = time * (other ? kOtherWalk : 1), best = {c, time};
   }
   return best;
 }
-
-double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
-  const int cluster = c.cluster();
-  const Units u(s, t, c, sms);
-  const double column_units = u.rows * u.products, units = u.all(), running = u.running();
-  const double clusters = u.clusters, rows = u.rows, columns = u.columns;
-  const double split_steps = std::ceil(double(std::max<int64_t>(1, ceil_div(s.k, kTileK))) / c.split_k);
-
-  const bool ping_pong = t.schedule == Schedule::kPingPong;
-  const bool a_realigned = realigned(t, c.swap), b_realigned = realigned(t, !c.swap);
-  const double a = straddling(p.a, a_realigned), b = straddling(p.b, b_realigned);
-  const double meeting = c.cluster_m * c.cluster_n > 1 ? kMeeting : 0;
-  const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
-  const double heat = 1 + kHeat * work / (work + kHeatWork);
-  const double sharing = std::max(1.0, std::ceil(running * cluster / sms));  // blocks of a multiprocessor
-  const double part = 1 / heat / sharing;  // that a block has of a multiprocessor's rates
-  const Distinct near(u, u.neighbours(cluster), c.group);
-  const RawStage raw(t, s.y_blocks);
-  const int bytes = stage_bytes(t, s.y_blocks);
-  const int stages = t.realigns() ? raw_stages(t, bytes, s.y_blocks) : t.stages(bytes);
-  // Of a tile of which so many columns are multiplied.
-  const auto step_of = [&](int tile_n) {
-    const double multiply =
-        double(t.tile_m) * tile_n * kTileK / (kMma * (t.consumers == 3 ? kThree : 1) * part);
-    const double feed = shared_bytes(t, tile_n) / (kShared * part);
-    const double realign = t.realigns() ? (raw.lines * kRealignLine + raw.bytes / kRealign) / part : 0;
-    const double mma = std::max({multiply, feed, realign});
-    const Lines lines(p, s, t, c, tile_n);
-    const double all = lines.rows + lines.columns;
-    const double merged = (near.rows * lines.rows + near.columns * lines.columns) / all;
-    const double load = (all / either(1, kMerged / merged, kMerging) + lines.torn) * kTileK * 2 * sms / kL2 *
-                        (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
-    return either(either(mma, load, kContention), std::max(kStep, kLatency / stages), kFloor) + meeting;
-  };
-  const double step = step_of(t.tile_n);
-  // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.
-  const double all_waves = std::ceil(units / clusters);
-  double waves = all_waves;
-  if (narrow_edge(t, s.n) && c.cluster_n == 1) {
-    const double whole = std::ceil((units - column_units) / clusters), narrow = step_of(kNarrow) / step;
-    waves = whole + narrow * (all_waves - whole);
-  }
-  const double steps = waves * split_steps;
-  const bool resident = c.grid == Grid::kResident;
-  const double main_loop = steps * step;
-
-  const double result_bytes = p.d == DType::kF32 || c.partials() > 1 ? 4 : 2;
-  const double results = double(t.result_m()) * t.result_n();
-  double epilogue = heat * kTile * results / 16384 * result_bytes / 2;
-  if (!ping_pong) epilogue *= kCooperativeTile / t.consumers;
-  if (c.partials() > 1) {
-    if (c.swap) epilogue *= kSwappedPartials;
-  } else {
-    epilogue *=
-        storing(p, t, c.swap) * (ping_pong ? kFinished : kFinishedInTurn)[static_cast<int>(work_of(p))];
-  }
-  // A block gets the sums of so many of its tile's warps, or of none.
-  if (c.slices() > 1)
-    epilogue += kGather + (c.slices() - 1) * results * t.finished_warps(c.slices()) / kGathered;
-  double busy = main_loop + waves * epilogue;
-  if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2 + all_waves * kTurn) + epilogue;
-
-  const double batch = double(s.batch), depth = double(s.k);
-  const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
-  const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
-  const double added = p.has_c && c.partials() == 1 ? result : 0;  // C, read
-  const double traffic = c.partials() > 1 ? 0.3 : stores(p, c.swap);
-  const double dram = (operands + added + result * traffic) / kDram;
-
-  const double ramp = kRamp * std::min(1.0, split_steps / 8);
-  // A line lies in one slice of L2, which gives it to one block or cluster after the other, and where it
-  // holds several rows, as often to each.
-  const double reloads = a * crowded(p.a, p.m, p.k) * (c.swap ? rows : columns) +
-                         b * crowded(p.b, p.k, p.n) * (c.swap ? columns : rows);
-
-  double time = kLaunch - kLight * (t.blocks > 1) + ramp + kCluster * (cluster > 1) +
-                either(busy, dram, t.blocks > 1 ? kPaired : kOverlap) + kLine * reloads;
-  if (c.partials() > 1) time += kSplit + result / kPartials;
-  const double repacked = batch * ((a_realigned ? 0 : copied(p.a, p.m, p.k)) +
-                                   (b_realigned ? 0 : (p.gated ? 2 : 1) * copied(p.b, p.k, p.n)));
-  if (repacked > 0) time += kRepackFixed + repacked / kRepack;
-  return time;
-}
-
-constexpr int64_t kMaxSplit = 256, kMaxPitch = 1 << 27;  // the latter where 8 lines are one
 
 // The second kernel counts groups of 4 results in 31 bits.
 bool splittable(const GemmProblem& p, const Shape& s) {
@@ -339,8 +53,8 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vect
   const int64_t tiles = ceil_div(s.m, t.result_m()) * ceil_div(s.n, t.result_n()) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
   const auto rank = [&](Config config) {
-    if (!fixed(p, kGroup)) config.group = best_group(p, s, t, config, sms);
-    ranked->push_back({config, cost(p, s, t, config, sms)});
+    ranked->push_back(fixed(p, kGroup) ? RankedConfig{config, cost(p, s, t, config, sms)}
+                                       : best_walk(p, s, t, config, sms));
   };
   // Where sums in a cluster are asked for, K is split there or not at all.
   const bool in_cluster = fixed(p, kReduction) == static_cast<int>(Reduction::kCluster);
@@ -387,8 +101,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
   std::vector<RankedConfig> ranked;
   for (const bool swap : {false, true}) {
     if (fixed(p, kSwap) && fixed(p, kSwap) != (swap ? 2 : 1)) continue;
-    const Shape s{swap ? p.n : p.m, swap ? p.m : p.n, p.k, p.batch_count(),
-                  swap ? p.a.transposed : !p.b.transposed};
+    const Shape s(p, swap);
     for (int tile = 0; tile < kTileCount; ++tile) {
       const TileConfig& t = kTiles[tile];
       if (t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns)) continue;

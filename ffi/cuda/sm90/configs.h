@@ -223,7 +223,7 @@ constexpr bool one_wave(double units, double resident, int cluster) {
 
 struct RankedConfig {
   Config config;
-  double microseconds;  // by the model in choose.cc
+  double microseconds;  // by the model in cost.cc
 };
 
 // The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options

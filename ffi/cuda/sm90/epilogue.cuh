@@ -289,7 +289,7 @@ class EpilogueWarp {
       else
         add_c<In>(x, s);
     }
-    if (out_.bias) bias.add(x, out_.swap, lane_);
+    if (out_.bias) bias.add(x, out_, lane_);
     activate_all(out_.activation, x);
   }
 

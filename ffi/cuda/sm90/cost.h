@@ -1,0 +1,44 @@
+// The cost model: see cost.cc.
+#pragma once
+
+#include "../../arithmetic.h"
+#include "../planning.h"
+#include "configs.h"
+
+namespace jaxgemm::cuda::sm90 {
+
+// A product as the engine has it: where operands are swapped, the transpose of what is asked for.
+struct Shape {
+  int64_t m, n, k, batch;
+  bool y_blocks;  // y comes in whole blocks of columns
+
+  Shape(const GemmProblem& p, bool swap)
+      : m(swap ? p.n : p.m),
+        n(swap ? p.m : p.n),
+        k(p.k),
+        batch(p.batch_count()),
+        y_blocks(swap ? p.a.transposed : !p.b.transposed) {}
+};
+
+// The units of a configuration, in rows and columns, and how many of them run at a time.
+struct Units {
+  double rows, columns, products, clusters;
+
+  Units(const Shape& s, const TileConfig& t, const Config& c, int sms)
+      : rows(double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m))),
+        columns(double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n))),
+        products(double(s.batch) * c.partials()),
+        clusters(t.blocks * std::max(1, resident_clusters(sms, c.cluster()))) {}
+
+  double all() const { return rows * columns * products; }
+  double running() const { return std::min(all(), clusters); }
+  // Those of one GPC, where blocks that follow each other in the grid run.
+  double neighbours(int cluster) const {
+    return std::max(1.0, double(kGpcBlocks) / cluster * running() / clusters);
+  }
+};
+
+// Microseconds that a configuration should take.
+double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms);
+
+}  // namespace jaxgemm::cuda::sm90

@@ -2,9 +2,11 @@
 
     python benchmarks/regret.py --seed 7 --seconds 300
     python benchmarks/regret.py --suite unseen --kernel sm90
+    python benchmarks/regret.py --kinds 4 --walks 6
 
 Products are a suite's, or drawn at random as those of suites survey and small are. Of each the best configurations by
-the model are timed, and of the others, up to --within times as long as the best, some of every tile. The result file,
+the model are timed, and of the others, up to --within times as long as the best, some of every tile; with --walks the
+first few by other walks over their tiles, too. The result file,
 benchmarks/results/<device>/regret.json, holds every timing beside what the model expects: what its constants are
 fitted to, and, of another seed, what shows whether they hold for products that they were not fitted to.
 """
@@ -29,7 +31,8 @@ import jax
 
 from jaxgemm import bench, report
 from jaxgemm.case import Case, make_inputs
-from jaxgemm.kernels import Kernel, default_platform, device_for, find_kernel
+from jaxgemm.kernels import Device, Kernel, default_platform, device_for, find_kernel
+from jaxgemm.problem import Problem
 from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug
 
@@ -43,6 +46,9 @@ from shapes import SUITES, drawn  # noqa: E402
 from tune import problem_of  # noqa: E402
 
 _CONFIGURATIONS_AT_ONCE = 14  # that are compiled: XLA does so without Python's lock
+#: Options that say how tiles are launched. All others say what a tile is.
+_LAUNCH = ("cluster_m", "cluster_n", "split_k", "swap", "group", "grid", "reduction")
+_WALKS = (1, 2, 4, 8, 16, 32)  # rows of tiles that are walked together, by option group
 
 
 def main() -> int:
@@ -56,11 +62,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other product is begun")
     parser.add_argument("--best", type=int, default=10, help="configurations by the model's order (default 10)")
     parser.add_argument("--others", type=int, default=14, help="of the rest (default 14)")
+    parser.add_argument("--walks", type=int, default=0, help="configurations to time by other walks (default 0)")
     parser.add_argument("--within", type=float, default=1.7, help="times the least expected time (default 1.7)")
     parser.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
     options = parser.parse_args()
     try:
         row = find_kernel(options.kernel)
+        if options.walks and "group" not in row.options:
+            raise ValueError(f"kernel '{row.name}' has one walk over its tiles")
         kinds = [int(i) for i in options.kinds.split(",")] if options.kinds else None
         cases = SUITES[options.suite].cases if options.suite else drawn(options.each, options.seed, kinds)
     except ValueError as error:
@@ -75,7 +84,7 @@ def main() -> int:
         "source_digest": digest(),
         "columns": [*row.options, "expected_us", "us"],
     }
-    draw = random.Random(options.seed)
+    draw, device = random.Random(options.seed), device_for(default_platform())
     found: list[dict[str, Any]] = []
     began = time.monotonic()
     with report.progress(len(cases), "regret") as step, ThreadPoolExecutor(_CONFIGURATIONS_AT_ONCE) as pool:
@@ -84,9 +93,11 @@ def main() -> int:
                 break
             step(str(case))
             problem = problem_of(case)
-            weighed = [] if problem is None else candidates(row, (), problem, device_for(default_platform()))
-            if weighed:
-                timed = _some(weighed, draw, options.best, options.others, options.within)
+            weighed = [] if problem is None else candidates(row, (), problem, device)
+            if problem is not None and weighed:
+                timed = _some(row, weighed, draw, options.best, options.others, options.within)
+                walked = _by_other_walks(row, timed[: options.walks], problem, device)
+                timed += [x for x in walked if x not in timed]
                 found.append(_measure(row, case, timed, runner, pool))
             if len(found) % 20 == 0:
                 write(file, {**report.document(runner, []), **about, "rows": found})
@@ -95,15 +106,25 @@ def main() -> int:
     return 0 if found and all(product["loss"] is not None for product in found) else 1
 
 
-def _some(weighed: Sequence[Candidate], draw: random.Random, best: int, others: int, within: float) -> list[Candidate]:
+def _some(
+    row: Kernel, weighed: Sequence[Candidate], draw: random.Random, best: int, others: int, within: float
+) -> list[Candidate]:
     """The first few, and from the rest one of each tile in turn: a model that is wrong about a tile shows there."""
     rest = [x for x in weighed[best:] if x.microseconds < within * weighed[0].microseconds]
     draw.shuffle(rest)
     tiles: dict[tuple[int, ...], list[Candidate]] = {}
     for x in rest:
-        tiles.setdefault((*x.config[:3], *x.config[10:]), []).append(x)  # shape and schedule; what follows a reduction
+        tile = tuple(value for name, value in zip(row.options, x.config, strict=True) if name not in _LAUNCH)
+        tiles.setdefault(tile, []).append(x)
     in_turn = (x for turn in itertools.zip_longest(*tiles.values()) for x in turn if x)
     return [*weighed[:best], *itertools.islice(in_turn, others)]
+
+
+def _by_other_walks(row: Kernel, of: Sequence[Candidate], problem: Problem, device: Device) -> list[Candidate]:
+    """These configurations by every walk, as they are weighed then."""
+    at = list(row.options).index("group") if of else 0
+    configs = [(*x.config[:at], walk, *x.config[at + 1 :]) for x in of for walk in _WALKS]
+    return [candidates(row, config, problem, device)[0] for config in configs]
 
 
 def _measure(

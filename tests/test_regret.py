@@ -3,12 +3,14 @@
 import json
 import random
 import sys
+from dataclasses import replace
 
 import jax
 import pytest
 
 from jaxgemm.case import Case
-from jaxgemm.select import Candidate
+from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug
 
 
@@ -23,12 +25,28 @@ def run(script, monkeypatch, *arguments):
 
 
 def test_it_times_the_best_and_some_of_every_tile(script):
+    row = replace(find_kernel("sm90"), options=dict.fromkeys(("tile_m", "tile_n", "schedule", "split_k"), ()))
     weighed = [Candidate((tile, 64, 2, split), 1.0 + 0.01 * split) for split in range(40) for tile in (64, 128, 192)]
-    timed = script._some(weighed, random.Random(1), best=5, others=6, within=1.2)
+    timed = script._some(row, weighed, random.Random(1), best=5, others=6, within=1.2)
     assert timed[:5] == weighed[:5]
     assert len(set(timed)) == 11
     assert sorted(x.config[0] for x in timed[5:]) == [64, 64, 128, 128, 192, 192]
     assert max(x.microseconds for x in timed) < 1.2 * weighed[0].microseconds
+
+
+@pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
+def test_other_walks_are_those_of_the_same_configurations(script, benchmark_script):
+    row, problem = find_kernel("sm90"), benchmark_script("tune").problem_of(Case(4096, 8192, 512, "bfloat16"))
+    first = candidates(row, (), problem, H200)[:2]
+    walked = script._by_other_walks(row, first, problem, H200)
+    at = list(row.options).index("group")
+    without = [x.config[:at] + x.config[at + 1 :] for x in walked]
+    assert without == [x.config[:at] + x.config[at + 1 :] for x in first for _ in range(6)]
+    assert [x.config[at] for x in walked] == 2 * [1, 2, 4, 8, 16, 32]
+    for i, x in enumerate(first):
+        mine = walked[6 * i : 6 * i + 6]
+        assert x.microseconds == min(y.microseconds for y in mine)
+        assert len({y.microseconds for y in mine}) > 3
 
 
 def test_its_results_hold_every_timing(script, monkeypatch, tmp_path, capsys):
@@ -57,7 +75,10 @@ def test_it_says_that_there_is_no_model(script, monkeypatch, tmp_path, capsys):
     assert "no product for which the kernel's cost model weighs configurations" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [("--kernel", "nothing"), ("--suite", "nothing"), ("--kinds", "99")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--kernel", "nothing"), ("--suite", "nothing"), ("--kinds", "99"), ("--kernel", "simt", "--walks", "2")],
+)
 def test_it_refuses_nonsense(script, monkeypatch, capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         run(script, monkeypatch, *arguments)

@@ -148,6 +148,26 @@ def disassemble(wanted):
                 current.instructions.add(match[1])
 
 
+@dataclass
+class Scheduled:
+    """An instruction, the scoreboard on which it announces its result (7: none), and the mask of those it waits for."""
+
+    name: str
+    announces: int
+    waits: int
+
+
+def schedule(function):
+    """The instructions of one function in the order of their addresses."""
+    found = []
+    for line in _cuobjdump("--dump-sass", "--function", function.mangled, function.cubin).splitlines():
+        if match := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)", line):
+            found.append(Scheduled(match[1], 7, 0))
+        elif found and (match := re.match(r"\s+/\* (0x[0-9a-f]{16}) \*/", line)):  # the upper half of its 128 bits
+            found[-1].announces, found[-1].waits = int(match[1], 16) >> 46 & 7, int(match[1], 16) >> 52 & 63
+    return found
+
+
 def has(function, instruction):
     """Whether the function has this instruction, with these modifiers in this order among others."""
     want = instruction.split(".")
@@ -237,3 +257,22 @@ def test_every_built_row_says_what_it_must_show(compiled):
         for dtype in INSTRUCTIONS[row.name]:
             if not dtype or dtype in [types[0] for types in row.types]:
                 assert any(f.belongs(row.name) and f.operand(dtype) for f in compiled), f"{row.name}, {dtype}"
+
+
+@pytest.mark.parametrize("finish", ["kActivated", "kActivatedRows", "kFull"])
+def test_a_bias_is_not_waited_for_before_the_products(compiled, finish):
+    """Loads in front of a tile's main loop: who uses them there has the tensor cores wait for memory, tile by tile."""
+    number = ("kPlain", "kRows", "kActivated", "kActivatedRows", "kFull").index(finish)
+    found = [f for f in compiled if f.belongs("sm90") and f"6FinishE{number}E" in f.mangled]
+    found = [f for f in found if re.search(r"ELi128ELi(128|256)ELi2E.*5GatedE0E", f.mangled)]
+    if not found:
+        pytest.skip("this build has no such kernel")
+    for f in sample(found):
+        code = schedule(f)
+        products = next(i for i, x in enumerate(code) if x.name == "WARPGROUP.ARRIVE")
+        loads = [i for i, x in enumerate(code[:products]) if x.name.startswith("LDG.")]
+        assert loads, f"{f} loads no bias ahead"
+        for i in loads:
+            early = [x for x in code[i + 1 : products] if x.waits >> code[i].announces & 1]
+            assert code[i].announces < 7, f
+            assert not early, f"{f}: {early[0].name} waits for {code[i].name}"

@@ -96,8 +96,9 @@ def main() -> int:
             weighed = [] if problem is None else candidates(row, (), problem, device)
             if problem is not None and weighed:
                 timed = _some(row, weighed, draw, options.best, options.others, options.within)
-                walked = _by_other_walks(row, timed[: options.walks], problem, device)
-                timed += [x for x in walked if x not in timed]
+                if options.walks:
+                    walked = _by_other_walks(row, timed[: options.walks], problem, device)
+                    timed += [x for x in walked if x not in timed]
                 found.append(_measure(row, case, timed, runner, pool))
             if len(found) % 20 == 0:
                 write(file, {**report.document(runner, []), **about, "rows": found})
@@ -122,7 +123,7 @@ def _some(
 
 def _by_other_walks(row: Kernel, of: Sequence[Candidate], problem: Problem, device: Device) -> list[Candidate]:
     """These configurations by every walk, as they are weighed then."""
-    at = list(row.options).index("group") if of else 0
+    at = list(row.options).index("group")
     configs = [(*x.config[:at], walk, *x.config[at + 1 :]) for x in of for walk in _WALKS]
     return [candidates(row, config, problem, device)[0] for config in configs]
 

@@ -59,6 +59,9 @@ INSTRUCTIONS = {
 #: In the names of kernels that accompany a product: they copy or add, and have no product's instructions.
 HELPERS = ("reduce", "repack")
 
+#: A line of a disassembly: the name of the instruction, behind its predicate.
+INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)")
+
 #: Functions disassembled for each entry above; disassembling all of them takes minutes.
 SAMPLE = 2
 
@@ -144,7 +147,7 @@ def disassemble(wanted):
         for line in _cuobjdump("--dump-sass", "--function", ",".join(here), cubin).splitlines():
             if match := re.search(r"Function : (\S+)", line):
                 current = here.get(match[1])
-            elif current and (match := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)", line)):
+            elif current and (match := INSTRUCTION.match(line)):
                 current.instructions.add(match[1])
 
 
@@ -161,7 +164,7 @@ def schedule(function):
     """The instructions of one function in the order of their addresses."""
     found = []
     for line in _cuobjdump("--dump-sass", "--function", function.mangled, function.cubin).splitlines():
-        if match := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)", line):
+        if match := INSTRUCTION.match(line):
             found.append(Scheduled(match[1], 7, 0))
         elif found and (match := re.match(r"\s+/\* (0x[0-9a-f]{16}) \*/", line)):  # the upper half of its 128 bits
             found[-1].announces, found[-1].waits = int(match[1], 16) >> 46 & 7, int(match[1], 16) >> 52 & 63

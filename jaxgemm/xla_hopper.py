@@ -32,7 +32,7 @@ _FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
 _WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 3 << 19)
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
 #: and sums of so many elements on, if both are multiples of the last.
-_STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 32
+_STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 16
 #: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too, as XLA's take several
 #: kernels: where it splits sums for one or two rows, and for more, and for the smallest products from so long sums on.
 _SMALL_FEW, _SMALLEST_FEW, _SPLIT_SMALLEST = (12.0, 36.0), 4.0, 160

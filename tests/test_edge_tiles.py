@@ -1,4 +1,4 @@
-"""sm90's narrow tiles: a last column of tiles that multiplies only the columns it has."""
+"""sm90's tiles at the edges of a product: those load what there is, and narrow ones multiply only that."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")
 #: The tiles wide enough to have a narrow form, as ffi/cuda/sm90/configs.h has them.
 TILES = [(128, n) for n in (96, 128, 160, 192, 224, 256)]
 TILES += [(64, n) for n in (96, 128, 192, 256)] + [(192, 160), (192, 192)]
+CUT = [(64, 16), (64, 64), (64, 256), (128, 96), (128, 224), (128, 256), (192, 160)]
 
 
 def products(rng, edge, swap, layouts=("NN", "NT", "TN")):
@@ -47,3 +48,29 @@ def test_narrow_columns_with_all_else(rng):
     check_all([Product.random(rng, (130, 261, 72), TYPES, **epilogue)], "sm90", **tile)
     for shape in ((2049, 2049, 64), (129, 20000, 40), (20000, 129, 40)):
         check_all([Product.random(rng, shape, TYPES)], "sm90", **tile)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tile_m", "tile_n"), CUT)
+def test_cut_tiles(tile_m, tile_n, rng):
+    """Rows and columns of every layout that fill one tile, or several, but for any part of the last."""
+    for swap, clusters, (rows, columns) in itertools.product(
+        (1, 2), ((1, 1), (2, 1), (1, 2), (2, 4)), ((-1, 9), (17, -25), (-56, -1), (40, 33))
+    ):
+        if tile_n % (8 * clusters[0]):
+            continue  # not whole periods of the swizzle
+        high, wide = (clusters[0] + 1) * tile_m + rows, (clusters[1] + 1) * tile_n + columns % tile_n
+        shape = (wide, high, 136) if swap == 2 else (high, wide, 136)
+        options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
+        options |= {"cluster_m": clusters[0], "cluster_n": clusters[1]}
+        check_all([Product.random(rng, shape, TYPES, layout) for layout in ("NT", "TN", "TT")], "sm90", **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 24, 100])
+def test_fewer_stages(rows, rng):
+    """Of wide weights all blocks together load so much that stages of the ring stay empty: in waves, and split."""
+    wide = [Product.random(rng, (rows, 40008, 1000), TYPES, layout) for layout in ("NN", "NT")]
+    for options in ({}, {"grid": 2}, {"grid": 1}, {"split_k": 2}, {"cluster_m": 4, "cluster_n": 1}):
+        check_all(wide, "sm90", swap=2, **options)
+    check_all([Product.random(rng, (rows, 4104, 1000), TYPES, "NN", ((12,), (12,)))], "sm90")

@@ -49,6 +49,15 @@ def test_pitches(tile, rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tile", TILES)
+def test_lines(tile, rng):
+    """Lines come by eights: any number of them, of a tile and of less than eight."""
+    for lines in (*range(1, 9), *range(257, 264)):
+        check_all(products(rng, (40, lines, 203), ("NT", "TT")), "sm90", **options(tile))
+        check_all(products(rng, (40, 203, lines), ("NN", "TN")), "sm90", **options(tile))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("types", [BF16, F16], ids=lambda types: types[0])
 def test_epilogues(types, rng):
     epilogues = ({"bias": True}, {"bias": True, "activation": "gelu", "alpha": 0.5}, {"beta": -0.5}, {"alpha": 2.0})
@@ -113,9 +122,8 @@ def test_when_rows_are_realigned():
         assert (kernel, config["unaligned"], config["swap"]) == ("sm90", 2, 1)
     for shape in ((4096, 4095, 4097), (64, 50256, 768)):
         assert chosen(*shape, kernel="sm90")[1]["unaligned"] == 1
-    # A last tile of weights by rows is slow where they are no multiple of 8.
-    for n, unaligned in ((4096, 2), (4095, 1)):
-        assert chosen(64, n, 12001, layout="NT", kernel="sm90")[1]["unaligned"] == unaligned
+    for n in (4096, 4095):
+        assert chosen(64, n, 12001, layout="NT", kernel="sm90")[1]["unaligned"] == 2
 
 
 @pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")

@@ -37,14 +37,12 @@ bool splittable(const GemmProblem& p, const Shape& s) {
 }
 
 // Whether this operand can be realigned, and should be where nobody asks for it. Products of a batch must
-// begin at vectors, as their lines then lie alike. Lines along k that are no multiple of 8 leave a tile that
-// waits for memory at every step; lines along the tile only leave it a last step of that kind.
-bool realignable(const GemmProblem& p, const Shape& s, const Matrix& x) {
+// begin at vectors, as their lines then lie alike.
+bool realignable(const GemmProblem& p, const Matrix& x) {
   for (int i = 0; i < 2; ++i) {
     if (p.batch[i] > 1 && x.batch_stride[i] % 8 != 0) return false;
   }
-  const bool should = x.ld % 8 != 0 && (s.y_blocks || s.n % 8 == 0);
-  return x.ld <= kMaxPitch && (should || fixed(p, kUnaligned));
+  return x.ld <= kMaxPitch && (x.ld % 8 != 0 || fixed(p, kUnaligned));
 }
 
 // The ways to run one tile shape in one orientation.
@@ -110,7 +108,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
       if (fixed(p, kBlocks) && fixed(p, kBlocks) != t.blocks) continue;
       if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
       if (fixed(p, kUnaligned) && fixed(p, kUnaligned) != static_cast<int>(t.unaligned)) continue;
-      if (t.realigns() && !realignable(p, s, swap ? p.a : p.b)) continue;
+      if (t.realigns() && !realignable(p, swap ? p.a : p.b)) continue;
       for (const int m : {1, 2, 4}) {
         // Of rows along k, each of m blocks loads whole periods of the swizzle.
         if (!s.y_blocks && t.result_n() % (8 * m) != 0) continue;

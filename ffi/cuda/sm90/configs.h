@@ -141,6 +141,13 @@ static_assert(kTiles[kPlainTileCount - 1].gated == Gated::kNo && kTiles[kPlainTi
 // use. A gated tile's rows are those of one weight, as each weight comes in whole blocks.
 constexpr int rows_block(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
 
+// Rows of an operand along k that a stage gets of a tile of so many, where there are `rows` more of them:
+// what there is, in whole periods of the swizzle, as many from each of the `share` blocks that load it
+// together.
+constexpr int loaded_rows(int64_t rows, int tile_rows, int share) {
+  return rows < tile_rows ? static_cast<int>(round_up(rows, 8 * share)) : tile_rows;
+}
+
 // A stage of an operand that is realigned, as it comes: lines along k of an MN-major operand, or rows of
 // another, in 8 boxes of every eighth line. A line has one vector of 16 bytes more than it fills.
 struct RawStage {
@@ -157,7 +164,8 @@ struct RawStage {
 };
 // Then the ring of stages is short, as x is small and comes from L2, and what has to come from memory is in
 // this one.
-constexpr int kRealignedStages = 4, kRealigningWarps = 8;
+constexpr int kRealignedStages = 4, kRealigningTeams = 2, kTeamWarps = 4;
+constexpr int kRealigningWarps = kRealigningTeams * kTeamWarps;
 constexpr int raw_stages(const TileConfig& t, int stage_bytes, bool mn_major) {
   const int fit = (t.room() - kRealignedStages * stage_bytes) / RawStage(t, mn_major).bytes;
   return fit < 12 ? fit : 12;

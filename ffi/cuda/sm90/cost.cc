@@ -16,8 +16,9 @@
 //
 // The constants were fitted by benchmarks/fit.py to timings of products drawn at random and of some that
 // models have, many configurations of each: by the time that the model's choice loses against the best of
-// them, and by how far its times are off. The timings are benchmarks/results/nvidia-h200/fit.json. Constants
-// absorb what the model leaves out, so they are not the machine's rates.
+// them, and by how far its times are off. The timings are benchmarks/results/nvidia-h200/fit.json; those of
+// realigned tiles nvidia-h100-80gb-hbm3/realigned_fit.json. Constants absorb what the model leaves out, so
+// they are not the machine's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -25,6 +26,13 @@
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
+
+// What all blocks have on their way at a time, in bytes of both operands, and the stages that they keep in
+// any case. Memory needs as much to be busy; of more, timings say that it does few rows of long sums no good
+// (benchmarks/results/nvidia-h100-80gb-hbm3/stages.json), we believe because blocks that wait longer drift
+// apart.
+constexpr double kOnTheWay = 9e6;
+constexpr int kLeastStages = 4;
 
 // Rates are per microsecond, times in microseconds.
 constexpr double kDram = 5.189e6;          // bytes
@@ -64,8 +72,8 @@ constexpr double kStoresSectors = 2.309;      // of those that straddle sectors 
 constexpr double kStoresColumns = 1.864;      // and, times this, of all where tiles are transposed
 constexpr double kFinished[] = {1, 2.675, 4.541, 3.391};        // by Work, where it is hidden,
 constexpr double kFinishedInTurn[] = {1, 1.877, 3.326, 2.532};  // and where it is not
-constexpr double kRealign = 62.55e3;       // bytes that a multiprocessor loads and realigns,
-constexpr double kRealignLine = 0.005088;  // and each line of them
+constexpr double kRealign = 48.47e3;       // bytes that a multiprocessor loads and realigns,
+constexpr double kRealignLine = 0.001824;  // and each line of them
 constexpr double kNarrowBlock = 2.266;     // loads in 64-byte lines
 constexpr double kLines = 1.962;           // loads of pieces of 128 bytes that straddle lines and sectors,
 constexpr double kSectors = 1.431;         // and of those that straddle lines, in whole sectors
@@ -107,10 +115,10 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 // Whether an operand, which is the engine's columns or not, is realigned on its way.
 bool realigned(const TileConfig& t, bool columns) { return columns && t.realigns(); }
 
-// How much more a load of this operand takes where its rows begin in the middle of lines of L2. Rows that are
-// copied first do not, unlike those that are realigned.
-double straddling(const Matrix& x, bool realigned) {
-  if (x.ld % 64 == 0 || (x.ld % 8 != 0 && !realigned)) return 1;
+// How much more a load of this operand, which is the engine's columns or not, takes where its rows begin in
+// the middle of lines of L2. Rows that are copied first do not, unlike those that are realigned.
+double straddling(const Matrix& x, const TileConfig& t, bool columns) {
+  if (x.ld % 64 == 0 || (x.ld % 8 != 0 && !realigned(t, columns))) return 1;
   return x.ld % 16 == 0 ? kSectors : kLines;
 }
 
@@ -172,11 +180,13 @@ struct Lines {
   double rows, columns, torn;
 
   Lines(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int tile_n) {
-    const double a = straddling(p.a, realigned(t, c.swap)), b = straddling(p.b, realigned(t, !c.swap));
+    const double a = straddling(p.a, t, c.swap), b = straddling(p.b, t, !c.swap);
     const int block = rows_block(t.result_n());
-    const double y =
-        s.y_blocks ? double(ceil_div(tile_n, block) * block) * (block == 32 ? kNarrowBlock : 1.0) : tile_n;
-    rows = double(t.tile_m) / c.cluster_n;
+    const int64_t n = tile_n < t.tile_n ? s.n % t.tile_n : s.n;  // the narrow tiles' columns, or all
+    const double y = s.y_blocks     ? double(round_up(tile_n, block)) * (block == 32 ? kNarrowBlock : 1.0)
+                     : t.realigns() ? tile_n
+                                    : loaded_rows(n, tile_n, c.cluster_m);
+    rows = double(s.x_blocks ? t.tile_m : loaded_rows(s.m, t.tile_m, c.cluster_n)) / c.cluster_n;
     columns = y / c.cluster_m;
     torn = rows * ((c.swap ? b : a) - 1) + columns * ((c.swap ? a : b) - 1);
   }
@@ -196,7 +206,20 @@ double read_again(const Shape& s, const TileConfig& t, const Config& c, const Un
   return u.products * (rows + columns);
 }
 
+int idle_stages(const Shape& s, const TileConfig& t, const Config& c, const Units& u) {
+  if (t.realigns()) return 0;
+  const int64_t all = s.m * (t.tile_m / t.result_m()) + s.n * (t.tile_n / t.result_n());  // of both weights
+  const double lines = double(all) * double(s.batch) * c.split_k * u.running() / u.all();
+  const int stages = t.stages(stage_bytes(t, s.y_blocks));
+  const double needed = std::ceil(kOnTheWay / (lines * kTileK * 2));
+  return stages - static_cast<int>(std::clamp<double>(needed, std::min(kLeastStages, stages), stages));
+}
+
 }  // namespace
+
+int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {
+  return idle_stages(s, t, c, Units(s, t, c, sms));
+}
 
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
   const int cluster = c.cluster();
@@ -207,7 +230,7 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
 
   const bool ping_pong = t.schedule == Schedule::kPingPong;
   const bool a_realigned = realigned(t, c.swap), b_realigned = realigned(t, !c.swap);
-  const double a = straddling(p.a, a_realigned), b = straddling(p.b, b_realigned);
+  const double a = straddling(p.a, t, c.swap), b = straddling(p.b, t, !c.swap);
   const double meeting = c.cluster_m * c.cluster_n > 1 ? (t.tile_m == 64 ? kMeetingShort : kMeeting) : 0;
   const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
   const double heat = 1 + kHeat * work / (work + kHeatWork);
@@ -216,7 +239,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const Distinct near(u, u.neighbours(cluster), c.group);
   const RawStage raw(t, s.y_blocks);
   const int bytes = stage_bytes(t, s.y_blocks);
-  const int stages = t.realigns() ? raw_stages(t, bytes, s.y_blocks) : t.stages(bytes);
+  const int stages =
+      t.realigns() ? raw_stages(t, bytes, s.y_blocks) : t.stages(bytes) - idle_stages(s, t, c, u);
   // Of a tile of which so many columns are multiplied.
   const auto step_of = [&](int tile_n) {
     const double multiply =

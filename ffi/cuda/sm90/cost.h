@@ -1,6 +1,8 @@
 // The cost model: see cost.cc.
 #pragma once
 
+#include <algorithm>
+
 #include "../../arithmetic.h"
 #include "../planning.h"
 #include "configs.h"
@@ -10,13 +12,14 @@ namespace jaxgemm::cuda::sm90 {
 // A product as the engine has it: where operands are swapped, the transpose of what is asked for.
 struct Shape {
   int64_t m, n, k, batch;
-  bool y_blocks;  // y comes in whole blocks of columns
+  bool x_blocks, y_blocks;  // x and y come in whole blocks of rows and columns
 
   Shape(const GemmProblem& p, bool swap)
       : m(swap ? p.n : p.m),
         n(swap ? p.m : p.n),
         k(p.k),
         batch(p.batch_count()),
+        x_blocks(swap ? !p.b.transposed : p.a.transposed),
         y_blocks(swap ? p.a.transposed : !p.b.transposed) {}
 };
 
@@ -37,6 +40,9 @@ struct Units {
     return std::max(1.0, double(kGpcBlocks) / cluster * running() / clusters);
   }
 };
+
+// Stages of the ring that are not filled, as there is enough on its way from memory without.
+int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);
 
 // Microseconds that a configuration should take.
 double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms);

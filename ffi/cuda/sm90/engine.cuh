@@ -76,11 +76,13 @@ struct Params {
   // What the first load waits for comes first, in two lines: parameters are cold when a kernel starts.
   TileSchedule schedule;
   BatchMap batch;
+  int rows, cols;       // the engine's
+  uint8_t idle_stages;  // of the ring, that are not filled
   CUtensorMap x, y, d;
-  CUtensorMap c;         // as d is, where the finish adds it
-  CUtensorMap y_narrow;  // kNarrow rows of y where those are not whole blocks
+  CUtensorMap c;               // as d is, where the finish adds it
+  CUtensorMap x_edge, y_edge;  // of rows along k, those of a last tile that is cut and not the first
   Output out;
-  Lines lines;  // y where it is realigned, and its map is of every eighth line
+  Lines lines;  // y where it is realigned, and its maps are of every eighth line
 };
 static_assert(offsetof(Params, x) == 128);
 
@@ -111,10 +113,10 @@ struct Engine {
 
   // Registers a thread: what launch bounds give each is pooled and dealt again by role.
   static constexpr int kProducerRegisters = kRealigns ? 24 : kConsumers == 3 ? 32 : 40;
-  static constexpr int kRealignerRegisters = 40;
+  static constexpr int kRealignerRegisters = 56;
   static constexpr int kConsumerRegisters = kConfig.blocks == 2 ? 96
                                             : kConsumers == 3   ? 160
-                                            : kRealigns         ? 184
+                                            : kRealigns         ? 168
                                                                 : 232;
 
   static constexpr int kLaunchRegisters = 65536 / kConfig.blocks / kThreads / 8 * 8;

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
         }
       } else if (warp == 2) {
         if (elect_one()) {
-          constexpr int kArrivals = E::kRealigns ? 1 + kRealigningWarps : 1;
+          constexpr int kArrivals = E::kRealigns ? 1 + kTeamWarps : 1;
           for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.full + 8 * i, kArrivals);
           if constexpr (E::kRealigns) RawRing<E>::init(shared);
           if constexpr (E::kFinish == Finish::kActivated) {

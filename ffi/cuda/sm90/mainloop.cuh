@@ -9,36 +9,64 @@ namespace jaxgemm::cuda::sm90 {
 // Where one operand's tile comes from: the copy engine, straight into the swizzled stage. Blocks of a cluster
 // that need the same tile load a slice each and multicast it: kMulticast, which is known to the compiler so
 // that the loop that feeds everything need not ask. Stages may hold more than these lines.
+//
+// Lines that do not exist take the copy engine longer than others. So of a tile at the operand's edge it is
+// asked for whole periods of the swizzle, or whole blocks, that there is something of. What lies in a stage
+// in the others' place becomes results that nobody stores.
 template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes>
 class TmaOperand {
  public:
-  // `peers` blocks, 2 or 4 (1 without kMulticast), share the tile; this one is number `slice` of them.
-  __device__ TmaOperand(const CUtensorMap& map, uint32_t shared, uint32_t peers, uint32_t slice,
-                        uint32_t peer_mask)
-      : map_(&map), mask_(static_cast<uint16_t>(peer_mask)) {
-    constexpr uint32_t kDivided =
-        kMajor == Major::kK ? kLines : kTileK;  // slices are lines, or stretches of k
-    skip_ = kMulticast ? static_cast<int>(slice * (kDivided >> (peers >> 1))) : 0;
-    shared_ = shared + skip_ * (kMajor == Major::kK ? 128 : 2 * kBlock);
-  }
+  // Of `rows` rows; `edge` is the map of a last tile that is cut and not the first. `peers` blocks, 2 or 4 (1
+  // without kMulticast), share the tile; this one is number `slice` of them.
+  __device__ TmaOperand(const CUtensorMap& map, const CUtensorMap& edge, uint32_t shared, int rows,
+                        uint32_t peers, uint32_t slice, uint32_t peer_mask)
+      : whole_(&map),
+        edge_(&edge),
+        shared_(shared),
+        rows_(rows),
+        shift_(kMulticast ? static_cast<int>(peers >> 1) : 0),
+        slice_(kMulticast ? static_cast<int>(slice) : 0),
+        mask_(static_cast<uint16_t>(peer_mask)) {}
 
-  __device__ void start(int line, int batch0, int batch1) {
-    line_ = line + (kMajor == Major::kK ? skip_ : 0);
+  // Goes to the tile that begins at `line`: the bytes that a stage gets of it, from all blocks.
+  __device__ uint32_t start(int line, int batch0, int batch1) {
     batch0_ = batch0;
     batch1_ = batch1;
+    const bool whole = line + kLines <= rows_;
+    const uint32_t left = whole ? kLines : max(rows_ - line, 0);
+    if constexpr (kMajor == Major::kK) {
+      const uint32_t each = (left + (8u << shift_) - 1) >> (3 + shift_) << 3;  // lines of a slice
+      map_ = whole || line == 0 ? whole_ : edge_;
+      copies_ = each > 0;
+      outer_ = line + slice_ * each;
+      to_ = shared_ + slice_ * each * 128;
+      return (each << shift_) * 128;
+    } else {
+      map_ = whole_;
+      copies_ = (left + kBlock - 1) / kBlock;
+      inner_ = line;
+      outer_ = slice_ * (kTileK >> shift_);
+      to_ = shared_ + outer_ * 2 * kBlock;
+      return copies_ * (kBlock * 128);
+    }
   }
 
   // The tile at `k`.
   __device__ void load(int stage, uint32_t barrier, int k) const {
-    const uint32_t destination = shared_ + stage * kStageBytes;
+    const uint32_t to = to_ + stage * kStageBytes;
     if constexpr (kMajor == Major::kK) {
-      copy(destination, barrier, k, line_);
+      if (copies_ > 0) copy(to, barrier, k, outer_);
     } else {
 #pragma unroll
       for (int block = 0; block < kLines / kBlock; ++block) {
-        copy(destination + block * (kBlock * 128), barrier, line_ + kBlock * block, k + skip_);
+        if (block < copies_) copy(to + block * (kBlock * 128), barrier, inner_ + kBlock * block, k + outer_);
       }
     }
+  }
+
+  // Keeps the compiler from computing all this only where it is used.
+  __device__ __forceinline__ void pin() {
+    asm volatile("" : "+r"(to_), "+r"(inner_), "+r"(outer_), "+r"(copies_), "+r"(batch0_), "+r"(batch1_));
   }
 
  private:
@@ -50,16 +78,16 @@ class TmaOperand {
     }
   }
 
-  const CUtensorMap* map_;
-  uint32_t shared_;
-  int skip_;
+  const CUtensorMap *whole_, *edge_, *map_ = nullptr;
+  uint32_t shared_, to_ = 0;
+  int rows_, shift_, slice_;
   uint16_t mask_;
-  int line_ = 0, batch0_ = 0, batch1_ = 0;
+  int copies_ = 0, inner_ = 0, outer_ = 0, batch0_ = 0, batch1_ = 0;
 };
 
 // The second weight of an engine that has none.
 struct NoOperand {
-  __device__ void start(int, int, int) {}
+  __device__ uint32_t start(int, int, int) { return 0; }
   __device__ void load(int, uint32_t, int) const {}
 };
 
@@ -67,13 +95,6 @@ struct NoOperand {
 struct LoadStart {
   int row, col, k, k_blocks;
   int x_batch0, x_batch1, y_batch0, y_batch1;
-  bool narrow;
-
-  // Keeps the compiler from computing all this only where it is used.
-  __device__ __forceinline__ void pin() {
-    asm volatile("" : "+r"(row), "+r"(col), "+r"(k), "+r"(k_blocks));
-    asm volatile("" : "+r"(x_batch0), "+r"(x_batch1), "+r"(y_batch0), "+r"(y_batch1));
-  }
 };
 
 template <typename E>
@@ -83,7 +104,6 @@ __device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& uni
   start.col = unit.col * E::kResultN;
   start.k = unit.k_begin * kTileK;
   start.k_blocks = unit.k_blocks;
-  start.narrow = E::kNarrows && unit.col == p.schedule.narrow_col;
   if (p.schedule.products > 1) {
     const int batch0 = static_cast<int>(p.batch.inner(unit.batch));
     const int batch1 = unit.batch - batch0 * static_cast<int>(p.batch.inner.divisor);
@@ -111,55 +131,57 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>;
   const uint32_t m = place.rows, n = place.cols;
   const uint32_t x_mask = place.row_mask(), y_mask = place.column_mask();
-  X x(p.x, shared.x, n, place.col, x_mask);
-  Y y(p.y, shared.y, m, place.row, y_mask);
-  // Rows that do not exist take as long to copy as others.
-  TmaOperand<E::kY, kNarrow, E::kBlockY, kShareY, E::kBytesY> y_narrow(E::kY == Major::kK ? p.y_narrow : p.y,
-                                                                       shared.y, m, place.row, y_mask);
+  X x(p.x, p.x_edge, shared.x, p.rows, n, place.col, x_mask);
+  Y y(p.y, p.y_edge, shared.y, p.cols, m, place.row, y_mask);
   auto up = [&] {
     if constexpr (E::kGated == Gated::kRows)
-      return X(p.up, shared.x + E::kBytesX / 2, n, place.col, x_mask);
+      return X(p.up, p.up, shared.x + E::kBytesX / 2, p.rows, n, place.col, x_mask);
     else if constexpr (E::kGated == Gated::kColumns)
-      return Y(p.up, shared.y + E::kBytesY / 2, m, place.row, y_mask);
+      return Y(p.up, p.up, shared.y + E::kBytesY / 2, p.cols, m, place.row, y_mask);
     else
       return NoOperand{};
   }();
 
-  uint32_t index = place.first_unit;
-  LoadStart start =
-      load_start<E>(p, kWalk == Walk::kOneWave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
-  start.pin();
+  uint32_t index = place.first_unit, bytes = 0;
+  int k = 0, left = 0;
+  const auto start = [&](const Unit& unit) {
+    const LoadStart at = load_start<E>(p, unit);
+    bytes = x.start(at.row, at.x_batch0, at.x_batch1) + y.start(at.col, at.y_batch0, at.y_batch1) +
+            up.start(E::kGated == Gated::kRows ? at.row : at.col, 0, 0);
+    k = at.k;
+    left = at.k_blocks;
+  };
+  start(kWalk == Walk::kOneWave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
+  x.pin();
+  y.pin();
+  asm volatile("" : "+r"(bytes), "+r"(k), "+r"(left));
   ready();
   const bool elected = elect_one();
-  RingPosition<E::kStages> ring;
+  // What was read long enough ago: where fewer stages are used, stages of the ring before its next one.
+  RingPosition<E::kStages> ring, read;
+  const bool fewer = p.idle_stages > 0;
+  read.skip(p.idle_stages);
   for (;;) {
-    x.start(start.row, start.x_batch0, start.x_batch1);
-    up.start(E::kGated == Gated::kRows ? start.row : start.col, 0, 0);
-    const auto load = [&](auto& y, uint32_t bytes) {
-      y.start(start.col, start.y_batch0, start.y_batch1);
-      int left = start.k_blocks, k = start.k;
-      do {
-        const uint32_t full = shared.full + 8 * ring.stage;
-        mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
-        if (elected) {
-          mbarrier_arrive_expect(full, bytes);
-          x.load(ring.stage, full, k);
-          y.load(ring.stage, full, k);
-          up.load(ring.stage, full, k);
-        }
-        k += kTileK;
-        ring.next();
-      } while (--left > 0);
-    };
-    if (E::kNarrows && start.narrow) {
-      if constexpr (E::kNarrows) load(y_narrow, E::kBytesX + kNarrow * 128);
-    } else {
-      load(y, E::kStageBytes);
-    }
+    do {
+      const uint32_t full = shared.full + 8 * ring.stage;
+      mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
+      if (fewer) {
+        mbarrier_wait(shared.empty + 8 * read.stage, read.parity ^ 1);
+        read.next();
+      }
+      if (elected) {
+        mbarrier_arrive_expect(full, bytes);
+        x.load(ring.stage, full, k);
+        y.load(ring.stage, full, k);
+        up.load(ring.stage, full, k);
+      }
+      k += kTileK;
+      ring.next();
+    } while (--left > 0);
     if constexpr (kWalk == Walk::kOneWave) return;
     index += place.unit_stride;
     if (index >= p.schedule.units) return;
-    start = load_start<E>(p, unit_at(p.schedule, place, index));
+    start(unit_at(p.schedule, place, index));
   }
 }
 

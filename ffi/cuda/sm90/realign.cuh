@@ -3,11 +3,12 @@
 // The copy engine wants rows a multiple of 16 bytes apart, and boxes that begin at one. Lines 8 apart are: so
 // it brings a stage's lines in eight boxes of every eighth, each from the vector in which those begin, and
 // with one vector more than a line fills. Then warps shift them in registers to where tensor cores want them,
-// all lines of a box by the same distance. Where there are fewer lines than 8 left they are not the copy
-// engine's, and the warps load the whole stage themselves.
+// all lines of a box by the same distance. Where the lines are no multiple of 8, the first boxes have one
+// line more than the others, and so a map of their own.
+//
+// A stage takes a team of warps longer than it may: teams take stages in turn.
 #pragma once
 
-#include "../device/cp_async.cuh"
 #include "../device/shift.cuh"
 #include "mainloop.cuh"
 
@@ -28,7 +29,7 @@ struct RawRing {
   __device__ static __forceinline__ void init(const SharedLayout<E>& shared) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(full(shared, i), 1);
-      mbarrier_init(empty(shared, i), kRealigningWarps);
+      mbarrier_init(empty(shared, i), kTeamWarps);
     }
   }
 };
@@ -56,34 +57,16 @@ class StageLines {
   __device__ __forceinline__ int late(int i) const { return i * (static_cast<int>(lines_.pitch) & 7) & 7; }
   // Elements of a line from here on, of the whole operand.
   __device__ __forceinline__ int left() const { return lines_.length - begin_; }
-  // Whether the last lines, less than 8, are among the stage's.
-  __device__ __forceinline__ bool broken() const {
-    const int whole = lines_.count & ~7;
-    return whole < lines_.count && first_ + kStage.lines > whole;
-  }
 
-  // All boxes, by the copy engine.
-  __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t to, uint32_t barrier) const {
+  // All boxes, by the copy engine. `first` is the map of those that have one line more.
+  __device__ __forceinline__ void load(const CUtensorMap* map, const CUtensorMap* first, uint32_t to,
+                                       uint32_t barrier) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int line = static_cast<int>(i * lines_.pitch) - late(i);
-      tma_load(to + i * kStage.box_bytes, map, barrier, line + begin_, first_ / 8, batch1_, batch0_);
+      tma_load(to + i * kStage.box_bytes, i < lines_.count % 8 ? first : map, barrier, line + begin_,
+               first_ / 8, batch1_, batch0_);
     }
-  }
-  // One of them by this warp, with zeros for what is not there.
-  __device__ __forceinline__ void load_box(int box, uint32_t to) const {
-    const auto* const from = static_cast<const uint16_t*>(lines_.base) + batch0_ * lines_.batch[0] +
-                             batch1_ * lines_.batch[1] + (int64_t{first_} + box) * lines_.pitch + begin_ -
-                             late(box);
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x % 32); i < kStage.box_lines * kStage.vectors; i += 32) {
-      const int line = i / kStage.vectors, vector = i % kStage.vectors;
-      const int elements = first_ + box + 8 * line < lines_.count ? left() + late(box) - 8 * vector : 0;
-      cp_async_first(to + 16 * i, from + 8 * (line * lines_.pitch + vector), 2 * max(0, min(elements, 8)));
-    }
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncwarp();
   }
 
  private:
@@ -98,7 +81,7 @@ template <typename E, int kWords>
 __device__ __forceinline__ void realign_box(uint32_t from, uint32_t to, bool odd, int left) {
   constexpr RawStage kStage = RawRing<E>::kStage;
   constexpr int kVectors = kStage.vectors - 1, kTogether = 32 / kVectors;
-  constexpr int kPasses = kStage.box_lines / kTogether, kInFlight = kPasses < 2 ? kPasses : 2;
+  constexpr int kPasses = kStage.box_lines / kTogether, kInFlight = kPasses < 4 ? kPasses : 4;
   const int lane = static_cast<int>(threadIdx.x % 32), bits = odd ? 16 : 0;
   from += lane / kVectors * kStage.line_bytes + 16 * (lane % kVectors);
 #pragma unroll
@@ -136,16 +119,17 @@ __device__ __forceinline__ void walk_steps(const Params& p, Begin&& begin, Step&
 // A warp that has the copy engine load x, the operand that it can.
 template <typename E>
 __device__ __forceinline__ void produce_aligned(const Params& p, const SharedLayout<E>& shared) {
-  TmaOperand<E::kX, E::kLoadedX, E::kBlockX, false, E::kBytesX> x(p.x, shared.x, 1, 0, 1);
+  TmaOperand<E::kX, E::kLoadedX, E::kBlockX, false, E::kBytesX> x(p.x, p.x_edge, shared.x, p.rows, 1, 0, 1);
   const bool elected = elect_one();
+  uint32_t bytes = 0;
   RingPosition<E::kStages> ring;
   walk_steps<E>(
-      p, [&](const LoadStart& start) { x.start(start.row, start.x_batch0, start.x_batch1); },
+      p, [&](const LoadStart& start) { bytes = x.start(start.row, start.x_batch0, start.x_batch1); },
       [&](int k) {
         const uint32_t full = shared.full + 8 * ring.stage;
         mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
         if (elected) {
-          mbarrier_arrive_expect(full, E::kBytesX);
+          mbarrier_arrive_expect(full, bytes);
           x.load(ring.stage, full, k);
         }
         ring.next();
@@ -166,55 +150,59 @@ __device__ __forceinline__ void produce_raw(const Params& p, const SharedLayout<
         lines.at(k);
         mbarrier_wait(Ring::empty(shared, ring.stage), ring.parity ^ 1);
         if (elected) {
-          if (lines.broken()) {
-            mbarrier_arrive(full);
-          } else {
-            mbarrier_arrive_expect(full, Ring::kStage.bytes);
-            lines.load(&p.y, shared.raw + ring.stage * Ring::kStage.bytes, full);
-          }
+          mbarrier_arrive_expect(full, Ring::kStage.bytes);
+          lines.load(&p.y, &p.y_edge, shared.raw + ring.stage * Ring::kStage.bytes, full);
         }
         ring.next();
       });
 }
 
-// Warp `box` of those that realign what has come: a box each.
+// Warp `warp` of those that realign what has come: some of the boxes of its team's stages.
 template <typename E>
-__device__ __forceinline__ void realign(const Params& p, const SharedLayout<E>& shared, int box) {
+__device__ __forceinline__ void realign(const Params& p, const SharedLayout<E>& shared, int warp) {
   using Ring = RawRing<E>;
   constexpr int kVectors = Ring::kStage.vectors - 1;
   const int lane = static_cast<int>(threadIdx.x % 32), vector = lane % kVectors;
+  const int team = warp / kTeamWarps;
+  static_assert(E::kStages % kRealigningTeams == 0);  // a stage of the ring is always the same team's
   StageLines<E> lines(p.lines);
-  const int late = lines.late(box), words = late / 2;
-  const uint32_t from = shared.raw + box * Ring::kStage.box_bytes;
-  const uint32_t to = shared.y + vector / 8 * (E::kBlockY * 128) + (box + lane / kVectors * 8) * 128 +
-                      16 * ((vector ^ box) & 7);
+  const uint32_t to = shared.y + vector / 8 * (E::kBlockY * 128) + lane / kVectors * 8 * 128;
   RingPosition<Ring::kStages> come;
   RingPosition<E::kStages> ring;
+  int turn = 0;
   walk_steps<E>(
       p, [&](const LoadStart& start) { lines.start(start); },
       [&](int k) {
-        lines.at(k);
+        // Also what is another team's: a barrier's phases are told apart by parity, so none may be missed.
         mbarrier_wait(Ring::full(shared, come.stage), come.parity);
-        mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
-        const uint32_t raw = from + come.stage * Ring::kStage.bytes, stage = to + ring.stage * E::kBytesY;
-        if (lines.broken()) lines.load_box(box, raw);
-        const int left = E::kY == Major::kK ? lines.left() : kTileK;
-        if (words < 2) {
-          if (words == 0)
-            realign_box<E, 0>(raw, stage, late % 2, left);
-          else
-            realign_box<E, 1>(raw, stage, late % 2, left);
-        } else if (words == 2) {
-          realign_box<E, 2>(raw, stage, late % 2, left);
-        } else {
-          realign_box<E, 3>(raw, stage, late % 2, left);
+        if (turn == team) {
+          lines.at(k);
+          const int left = E::kY == Major::kK ? lines.left() : kTileK;
+          mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
+#pragma unroll 1
+          for (int box = warp % kTeamWarps; box < 8; box += kTeamWarps) {
+            const uint32_t raw = shared.raw + come.stage * Ring::kStage.bytes + box * Ring::kStage.box_bytes;
+            const uint32_t stage = to + ring.stage * E::kBytesY + box * 128 + 16 * ((vector ^ box) & 7);
+            const int late = lines.late(box), words = late / 2;
+            if (words < 2) {
+              if (words == 0)
+                realign_box<E, 0>(raw, stage, late % 2, left);
+              else
+                realign_box<E, 1>(raw, stage, late % 2, left);
+            } else if (words == 2) {
+              realign_box<E, 2>(raw, stage, late % 2, left);
+            } else {
+              realign_box<E, 3>(raw, stage, late % 2, left);
+            }
+          }
+          fence_shared_to_async();
+          __syncwarp();
+          if (lane == 0) {
+            mbarrier_arrive(shared.full + 8 * ring.stage);
+            mbarrier_arrive(Ring::empty(shared, come.stage));
+          }
         }
-        fence_shared_to_async();
-        __syncwarp();
-        if (lane == 0) {
-          mbarrier_arrive(shared.full + 8 * ring.stage);
-          mbarrier_arrive(Ring::empty(shared, come.stage));
-        }
+        turn = turn + 1 < kRealigningTeams ? turn + 1 : 0;
         come.next();
         ring.next();
       });

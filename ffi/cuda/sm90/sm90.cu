@@ -8,6 +8,7 @@
 #include "../../recall.h"
 #include "../chip.h"
 #include "../planning.h"
+#include "cost.h"
 #include "launch.h"
 #include "plan.h"
 #include "reduce.cuh"
@@ -46,9 +47,10 @@ Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers
                      : status;
 }
 
-// `share` blocks of a cluster load `tile_rows` of this operand together.
-Status operand_map(const PlannedOperand& x, const void* base, int tile_rows, int share, const GemmProblem& p,
-                   CUtensorMap* map) {
+// The map of an operand for tiles that have `rows` of it, `tile_rows` at most, which `share` blocks of a
+// cluster load together.
+Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int share,
+                   const GemmProblem& p, CUtensorMap* map) {
   TensorMapRequest r{};
   r.base = base;
   r.rank = 4;
@@ -57,8 +59,8 @@ Status operand_map(const PlannedOperand& x, const void* base, int tile_rows, int
                               x.batch_stride[0] ? p.batch[0] : 1};
   const int64_t strides[4] = {1, x.ld, x.batch_stride[1], x.batch_stride[0]};
   const bool k_major = x.major == Major::kK;
-  const int boxes[4] = {k_major ? kTileK : rows_block(tile_rows), (k_major ? tile_rows : kTileK) / share, 1,
-                        1};
+  const int boxes[4] = {k_major ? kTileK : rows_block(tile_rows),
+                        (k_major ? loaded_rows(rows, tile_rows, share) : kTileK) / share, 1, 1};
   for (int i = 0; i < 4; ++i) {
     r.extent[i] = extents[i];
     r.stride[i] = strides[i];
@@ -67,30 +69,48 @@ Status operand_map(const PlannedOperand& x, const void* base, int tile_rows, int
   return encode_tensor_map(r, map);
 }
 
-// Of an operand that is realigned, every eighth line: what is behind the last of those is another's.
-Status lines_map(const PlannedOperand& y, const void* base, const TileConfig& tile, const GemmProblem& p,
-                 Params* params) {
+// The maps of an operand: for the first tile and all whole ones, and for a last one that is cut.
+Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, int share, const GemmProblem& p,
+                    CUtensorMap* map, CUtensorMap* edge) {
+  const Status status = operand_map(x, base, x.rows, tile_rows, share, p, map);
+  if (!status.ok() || x.major != Major::kK || x.rows < tile_rows || x.rows % tile_rows == 0) return status;
+  return operand_map(x, base, x.rows % tile_rows, tile_rows, share, p, edge);
+}
+
+// Of an operand that is realigned, every eighth line. Where lines are no multiple of 8, `edge` is the map of
+// the first of every 8, which are one more: up to the last one's end, as what is behind it is another's. The
+// others' map ends with the last whole 8; if there are none, what it has of others' lines is shifted out.
+Status lines_maps(const PlannedOperand& y, const void* base, const TileConfig& tile, const GemmProblem& p,
+                  Params* params) {
   params->lines = {base,
                    y.ld,
                    {y.batch_stride[0], y.batch_stride[1]},
                    static_cast<int>(y.inner()),
                    static_cast<int>(y.outer())};
-  if (y.outer() < 8) return {};
   const RawStage stage(tile, y.major == Major::kMN);
-  TensorMapRequest r{};
-  r.base = base;
-  r.rank = 4;
-  r.bf16 = p.a.dtype == DType::kBF16;
-  const int64_t extents[4] = {7 * y.ld + y.inner(), y.outer() / 8, y.batch_stride[1] ? p.batch[1] : 1,
-                              y.batch_stride[0] ? p.batch[0] : 1};
-  const int64_t strides[4] = {1, 8 * y.ld, y.batch_stride[1], y.batch_stride[0]};
-  const int boxes[4] = {8 * stage.vectors, stage.box_lines, 1, 1};
-  for (int i = 0; i < 4; ++i) {
-    r.extent[i] = extents[i];
-    r.stride[i] = strides[i];
-    r.box[i] = boxes[i];
-  }
-  return encode_tensor_map(r, &params->y);
+  const auto encode = [&](int64_t of_8, int64_t count, CUtensorMap* map) {
+    TensorMapRequest r{};
+    r.base = base;
+    r.rank = 4;
+    r.bf16 = p.a.dtype == DType::kBF16;
+    const int64_t extents[4] = {(of_8 - 1) * y.ld + y.inner(), count, y.batch_stride[1] ? p.batch[1] : 1,
+                                y.batch_stride[0] ? p.batch[0] : 1};
+    const int64_t strides[4] = {1, 8 * y.ld, y.batch_stride[1], y.batch_stride[0]};
+    const int boxes[4] = {8 * stage.vectors, stage.box_lines, 1, 1};
+    for (int i = 0; i < 4; ++i) {
+      r.extent[i] = extents[i];
+      r.stride[i] = strides[i];
+      r.box[i] = boxes[i];
+    }
+    return encode_tensor_map(r, map);
+  };
+  const int64_t whole = y.outer() / 8, rest = y.outer() % 8;
+  Status status = rest ? encode(rest, whole + 1, &params->y_edge) : Status{};
+  if (whole == 0)
+    params->y = params->y_edge;
+  else if (status.ok())
+    status = encode(8, whole, &params->y);
+  return status;
 }
 
 // Of D, or of C, which is as D is.
@@ -280,17 +300,19 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   params.batch = {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
                   y.batch_stride[0] != 0, y.batch_stride[1] != 0};
   const bool narrow = narrow_edge(tile, y.rows);
-  Status status = operand_map(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x);
+  params.rows = static_cast<int>(x.rows);
+  params.cols = static_cast<int>(y.rows);
+  Status status =
+      operand_maps(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x, &params.x_edge);
   if (status.ok() && tile.realigns())
-    status = lines_map(y, config.swap ? a : b, tile, p, &params);
+    status = lines_maps(y, config.swap ? a : b, tile, p, &params);
   else if (status.ok())
-    status = operand_map(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y);
-  if (status.ok() && narrow && y.major == Major::kK)
-    status = operand_map(y, config.swap ? a : b, kNarrow, config.cluster_m, p, &params.y_narrow);
+    status =
+        operand_maps(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y, &params.y_edge);
   if (status.ok() && p.gated) {
     const int rows = config.swap ? tile.result_m() : tile.result_n();
     const int share = config.swap ? config.cluster_n : config.cluster_m;
-    status = operand_map(plan.b_up, b_up, rows, share, p, &params.up);
+    status = operand_map(plan.b_up, b_up, plan.b_up.rows, rows, share, p, &params.up);
   }
   if (status.ok() && params.out.copy)
     status = result_map(p, buffers.d, tile.strip_columns(), config.swap, &params.d);
@@ -311,8 +333,8 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.partials();
   if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
-  const int64_t resident = std::min<int64_t>(
-      units, tile.blocks * resident_clusters(multiprocessors(executor.device), launch.cluster));
+  const int sms = multiprocessors(executor.device);
+  const int64_t resident = std::min<int64_t>(units, tile.blocks * resident_clusters(sms, launch.cluster));
   const int64_t group = std::min<int64_t>(config.group, rows);
   s.one_wave = one_wave(units, resident, launch.cluster) && (group == 1 || group == rows);
   s.columns_first = s.one_wave && group < rows;
@@ -333,6 +355,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
   s.slices = static_cast<uint8_t>(config.slices());
+  params.idle_stages = static_cast<uint8_t>(idle_stages(Shape(p, config.swap), tile, config, sms));
   s.cluster_shift = static_cast<uint8_t>(std::countr_zero(static_cast<unsigned>(launch.cluster)));
   launch.blocks = dim3(config.grid == Grid::kResident ? resident : units);
   if (s.one_wave) launch.blocks = dim3(s.rows, static_cast<uint32_t>(cols), s.products);

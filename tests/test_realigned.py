@@ -49,12 +49,13 @@ def test_pitches(tile, rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("along_k", [True, False])
 @pytest.mark.parametrize("tile", TILES)
-def test_lines(tile, rng):
+def test_lines(tile, along_k, rng):
     """Lines come by eights: any number of them, of a tile and of less than eight."""
     for lines in (*range(1, 9), *range(257, 264)):
-        check_all(products(rng, (40, lines, 203), ("NT", "TT")), "sm90", **options(tile))
-        check_all(products(rng, (40, 203, lines), ("NN", "TN")), "sm90", **options(tile))
+        shape, layouts = ((40, lines, 203), ("NT", "TT")) if along_k else ((40, 203, lines), ("NN", "TN"))
+        check_all(products(rng, shape, layouts), "sm90", **options(tile))
 
 
 @pytest.mark.gpu

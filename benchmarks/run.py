@@ -104,7 +104,7 @@ def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> li
         return list(asked or runner.default_kernels())
     known = {"auto", "xla", *(kernel.name for kernel in jaxgemm.kernels())}
     kernels = (SUITES.get(suite) or _table(suite)).kernels
-    return [name for name in kernels if name in known]
+    return [name for name in kernels if name.partition(":")[0] in known]
 
 
 def main() -> int:

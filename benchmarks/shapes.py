@@ -24,7 +24,8 @@ class Suite:
 
     Attributes:
         cases: what is measured, in order.
-        kernels: measured on a GPU unless others are asked for; those that the table lacks are left out.
+        kernels: measured on a GPU unless others are asked for, named as `bench.parse_kernel` takes them; those that the
+            table lacks are left out.
     """
 
     cases: tuple[Case, ...]
@@ -139,6 +140,27 @@ _UNSEEN: tuple[Case, ...] = tuple(
 )
 
 
+# Few rows, but for the last, and weights whose rows begin anywhere: the larger operand is realigned on its way, by each
+# tile that can, beside what the model chooses.
+_REALIGNED: tuple[Case, ...] = tuple(
+    Case(m, n, k, "bfloat16", layout=layout)
+    for m, n, k, layout in (
+        (1, 30001, 1536, "NN"),
+        (16, 50257, 768, "NN"),
+        (80, 30001, 1536, "NN"),
+        (128, 50257, 768, "NN"),
+        (256, 50257, 768, "NN"),
+        (64, 4097, 4096, "NN"),
+        (32, 12001, 4096, "NN"),
+        (64, 4096, 12001, "NT"),
+        (64, 4095, 12001, "NT"),
+        (16, 10001, 2049, "NT"),
+        (1024, 30001, 1024, "NN"),
+    )
+)
+_REALIGNING = tuple(f"sm90:tile_m={m},tile_n={n},unaligned=2" for m, n in ((64, 64), (64, 128), (128, 128)))
+
+
 @dataclass(frozen=True)
 class Kind:
     """Products at random: the ranges of m, n and k, and what they are multiples of."""
@@ -235,6 +257,7 @@ SUITES: dict[str, Suite] = {
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
     "survey": Suite(_survey(_KINDS, 12, 2038), ("auto", "sm90")),
     "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
+    "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
     "mixed_products": Suite(_MIXED, ("auto", "sm90", "direct")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

@@ -430,3 +430,5 @@ def test_the_suites_hold_what_they_should(runner_script):
     assert {c.layout for c in sgemm if c.m == 4096} == set(case.LAYOUTS)
     for suite in suites.values():
         assert len(set(suite.cases)) == len(suite.cases)
+        for kernel in suite.kernels:
+            bench.parse_kernel(kernel)  # raises where the table has no such kernel or option

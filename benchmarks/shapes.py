@@ -140,7 +140,7 @@ _UNSEEN: tuple[Case, ...] = tuple(
 )
 
 
-# Few rows, but for the last, and weights whose rows begin anywhere: the larger operand is realigned on its way, by each
+# Mostly few rows, and weights whose rows begin anywhere: the larger operand is realigned on its way, by each
 # tile that can, beside what the model chooses.
 _REALIGNED: tuple[Case, ...] = tuple(
     Case(m, n, k, "bfloat16", layout=layout)

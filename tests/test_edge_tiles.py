@@ -14,6 +14,7 @@ TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")
 #: The tiles wide enough to have a narrow form, as ffi/cuda/sm90/configs.h has them.
 TILES = [(128, n) for n in (96, 128, 160, 192, 224, 256)]
 TILES += [(64, n) for n in (96, 128, 192, 256)] + [(192, 160), (192, 192)]
+#: Some of those, and narrow ones.
 CUT = [(64, 16), (64, 64), (64, 256), (128, 96), (128, 224), (128, 256), (192, 160)]
 
 
@@ -61,7 +62,7 @@ def test_cut_tiles(tile_m, tile_n, swap, clusters, rng):
         shape = (wide, high, 136) if swap == 2 else (high, wide, 136)
         options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
         options |= {"cluster_m": clusters[0], "cluster_n": clusters[1]}
-        check_all([Product.random(rng, shape, TYPES, layout) for layout in ("NT", "TN", "TT")], "sm90", **options)
+        check_all([Product.random(rng, shape, TYPES, layout) for layout in ("NN", "NT", "TN", "TT")], "sm90", **options)
 
 
 @pytest.mark.gpu

@@ -71,7 +71,8 @@ GELU = Epilogue(activation="gelu")
         pytest.param("sm90", problem(m=9, n=2304, k=1024), id="long sums for few rows, in a few microseconds"),
         pytest.param("sm90", problem(m=1000, n=800, k=4200), id="padded sums"),
         # Where ours are as good.
-        pytest.param("sm90", problem(m=60000, n=112, k=160), id="long"),
+        pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),
+        pytest.param("sm90", problem(m=60000, n=112, k=160), id="long, of multiples of 16"),
         pytest.param("sm90", replace(problem(m=320, n=320, k=96), batch=(1, 8)), id="a small batch"),
         # Where XLA copies operands first.
         pytest.param("sm90", scores(4, 1024, 16, 64), id="heads"),

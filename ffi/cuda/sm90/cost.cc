@@ -16,9 +16,10 @@
 //
 // The constants were fitted by benchmarks/fit.py to timings of products drawn at random and of some that
 // models have, many configurations of each: by the time that the model's choice loses against the best of
-// them, and by how far its times are off. The timings are benchmarks/results/nvidia-h200/fit.json; those of
-// realigned tiles nvidia-h100-80gb-hbm3/realigned_fit.json. Constants absorb what the model leaves out, so
-// they are not the machine's rates.
+// them, and by how far its times are off. The timings are benchmarks/results/nvidia-h200/fit.json; and, of
+// nvidia-h100-80gb-hbm3, realigned_fit.json for realigned tiles and copied_fit.json for operands that are
+// copied or straddle lines: what follows a copy takes longest there. Constants absorb what the model leaves
+// out, so they are not the machine's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -37,55 +38,56 @@ constexpr int kLeastStages = 4;
 // Rates are per microsecond, times in microseconds.
 constexpr double kDram = 5.189e6;          // bytes
 constexpr double kCache = 18.53e6;         // bytes that are still there when they are read again
-constexpr double kL2 = 14.93e6;            // bytes, to all multiprocessors
+constexpr double kL2 = 19.79e6;            // bytes, to all multiprocessors
 constexpr double kMma = 3.694e6;           // multiply-adds of a multiprocessor,
-constexpr double kThree = 0.9506;          // times this where three warpgroups take turns,
-constexpr double kShared = 344e3;          // and bytes of its shared memory
+constexpr double kThree = 0.9189;          // times this where three warpgroups take turns,
+constexpr double kShared = 330.4e3;        // and bytes of its shared memory
 constexpr double kHeat = 0.1438;           // more time of a multiprocessor where power lowers its clock, and
 constexpr double kHeatWork = 15.12e10;     // multiply-adds of a product from which on it has half of that
 constexpr double kLaunch = 1.879;          // launch, and the way of the first bytes,
 constexpr double kRamp = 0.2179;           // and more until all stages are on their way;
 constexpr double kLight = 0.3246;          // less of it where two blocks share a multiprocessor
 constexpr double kCluster = 0.6123;        // start of a cluster
-constexpr double kMeeting = 0.007212;      // more of a step where blocks share what they load,
-constexpr double kMeetingShort = 0.02569;  // and of one of 64 rows
+constexpr double kMeeting = 0.007859;      // more of a step where blocks share what they load,
+constexpr double kMeetingShort = 0.02255;  // and of one of 64 rows
 constexpr double kSplit = 2.451;           // second kernel
 constexpr double kGather = 0.07278;        // sums of a cluster, to meet,
 constexpr double kGathered = 8471;         // and their bytes
 constexpr double kPartials = 2.729e6;      // bytes, written and read again
-constexpr double kTile = 0.811;            // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.881;  // and how much more of one that others wait for
-constexpr double kTurn = 0.2497;            // of a ping-pong group, to take over from the other
+constexpr double kTile = 0.6981;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.894;  // and how much more of one that others wait for
+constexpr double kTurn = 0.2656;            // of a ping-pong group, to take over from the other
 constexpr double kNarrowStrip = 0.592;      // more of it for each halving of a strip's columns, about
 constexpr double kSwapped = 0.7733;         // epilogue of a transposed tile,
 constexpr double kSwappedPartials = 1.81;   // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 2.214;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 7.747;  // of 32
-constexpr double kUnaligned16 = 14.47;  // and of 16;
-constexpr double kUnalignedInTurn64 = 2.551;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 3.193;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 2.799;   // and in columns
-constexpr double kStoresUnaligned = 1.489;    // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 9.361;      // and that of those that are columns, in small pieces;
-constexpr double kStoresLines = 1.291;        // of rows that straddle lines,
-constexpr double kStoresSectors = 2.309;      // of those that straddle sectors too,
-constexpr double kStoresColumns = 1.864;      // and, times this, of all where tiles are transposed
+constexpr double kUnaligned64 = 2.031;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 7.893;  // of 32
+constexpr double kUnaligned16 = 14.8;   // and of 16;
+constexpr double kUnalignedInTurn64 = 2.145;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 5.382;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 3.16;    // and in columns
+constexpr double kStoresUnaligned = 1.507;    // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 8.378;      // and that of those that are columns, in small pieces;
+constexpr double kStoresLines = 1.242;        // of rows that straddle lines,
+constexpr double kStoresSectors = 2.498;      // of those that straddle sectors too,
+constexpr double kStoresColumns = 2.013;      // and, times this, of all where tiles are transposed
 constexpr double kFinished[] = {1, 2.675, 4.541, 3.391};        // by Work, where it is hidden,
 constexpr double kFinishedInTurn[] = {1, 1.877, 3.326, 2.532};  // and where it is not
 constexpr double kRealign = 48.47e3;       // bytes that a multiprocessor loads and realigns,
 constexpr double kRealignLine = 0.001824;  // and each line of them
 constexpr double kNarrowBlock = 2.266;     // loads in 64-byte lines
-constexpr double kLines = 1.962;           // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.431;         // and of those that straddle lines, in whole sectors
+constexpr double kLines = 2.708;           // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 1.644;         // and of those that straddle lines, in whole sectors
+constexpr double kCopied = 1.595;          // loads of what has been copied right before
 constexpr double kLine = 0.001421;         // the next load of the same line
-constexpr double kMerged = 0.2775;         // distinct part of a GPC's loads from which on they cost less, and
-constexpr double kMerging = 1.71;          // how suddenly
-constexpr double kLatency = 0.6591;  // from a load to its bytes, of which every stage of the ring hides some
-constexpr double kIdleL2 = 0.1431;   // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kContention = 5.164;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.04627;      // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 2.04;        // how well it overlaps with what a step does
-constexpr double kOverlap = 1.822;     // memory and multiprocessors: 1 not at all
+constexpr double kMerged = 0.2025;         // distinct part of a GPC's loads from which on they cost less, and
+constexpr double kMerging = 1.878;         // how suddenly
+constexpr double kLatency = 0.6932;  // from a load to its bytes, of which every stage of the ring hides some
+constexpr double kIdleL2 = 0.1188;   // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kContention = 3.223;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.04845;      // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 2.604;       // how well it overlaps with what a step does
+constexpr double kOverlap = 1.799;     // memory and multiprocessors: 1 not at all
 constexpr double kPaired = 2.254;      // the same where two blocks fill each other's gaps
 constexpr double kRepack = 6.321e6;    // bytes of a copied operand, read
 constexpr double kPadded = 1.925;      // and, times this, written in whole lines
@@ -116,9 +118,10 @@ double copied(const Matrix& x, int64_t rows, int64_t cols) {
 bool realigned(const TileConfig& t, bool columns) { return columns && t.realigns(); }
 
 // How much more a load of this operand, which is the engine's columns or not, takes where its rows begin in
-// the middle of lines of L2. Rows that are copied first do not, unlike those that are realigned.
+// the middle of lines of L2; or where they have been copied, so that they do not.
 double straddling(const Matrix& x, const TileConfig& t, bool columns) {
-  if (x.ld % 64 == 0 || (x.ld % 8 != 0 && !realigned(t, columns))) return 1;
+  if (x.ld % 64 == 0) return 1;
+  if (x.ld % 8 != 0 && !realigned(t, columns)) return kCopied;
   return x.ld % 16 == 0 ? kSectors : kLines;
 }
 

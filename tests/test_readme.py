@@ -1,4 +1,4 @@
-"""The README's table of kernels is the kernel table."""
+"""The README's table of kernels is the kernel table, and its table of speeds what the result files say."""
 
 from __future__ import annotations
 
@@ -27,3 +27,10 @@ def test_kernel_table():
     text = README.read_text()
     if table() not in text:
         pytest.fail(f"the kernel table of README.md is not the one in ffi/registry.cc; it should be\n\n{table()}")
+
+
+def test_speed_table(benchmark_script):
+    summary = benchmark_script("summary")
+    speeds = summary.markdown(summary.lines(summary.all_files()))
+    if speeds not in README.read_text():
+        pytest.fail(f"README.md does not say what benchmarks/results do; it should be\n\n{speeds}")

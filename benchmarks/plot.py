@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 _FORMATS = (".svg", ".png", ".pdf")
@@ -21,11 +21,6 @@ def load(files: Sequence[Path], kernel: str) -> list[dict[str, Any]]:
     """The rows of one kernel of ours that have a ratio."""
     rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     return [row for row in rows if row.get("kernel") == kernel and row.get("ratio")]
-
-
-def geomean(values: Sequence[float]) -> float:
-    """Their geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
@@ -43,7 +38,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
     above.set_yscale("log", base=2)
     above.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
     above.set_ylabel("speed over XLA's faster path")
-    above.set_title(f"{title}; geometric mean {geomean([row['ratio'] for row in rows]):.2f}", fontsize="medium")
+    above.set_title(f"{title}; geometric mean {geometric_mean([row['ratio'] for row in rows]):.2f}", fontsize="medium")
     fractions = [row["roofline_fraction"] or 0.0 for row in rows]
     below.plot(at, fractions, "o", label="jaxgemm")
     below.plot(at, [f / row["ratio"] for f, row in zip(fractions, rows, strict=True)], "x", label="XLA's faster path")

@@ -13,15 +13,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-_HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE))
+from jaxgemm.report import print_table
 
-from plot import geomean  # noqa: E402
-
-from jaxgemm.report import print_table  # noqa: E402
-
+_RESULTS = Path(__file__).resolve().parent / "results"
 COLUMNS = (
     "device",
     "suite",
@@ -53,9 +50,9 @@ def lines(files: Sequence[Path]) -> list[tuple[str, ...]]:
 def _figures(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """How many products, both means, and the lowest ratio and its product."""
     lowest = min(rows, key=lambda row: row["ratio"])
-    faster = geomean([row["ratio"] for row in rows])
+    faster = geometric_mean([row["ratio"] for row in rows])
     against = [us / row["us"] for row in rows if (us := row["xla"]["default"].get("device_us"))]
-    default = f"{geomean(against):.2f}" if len(against) == len(rows) else "-"
+    default = f"{geometric_mean(against):.2f}" if len(against) == len(rows) else "-"
     return str(len(rows)), f"{faster:.2f}", default, f"{lowest['ratio']:.2f}", lowest["problem"]
 
 
@@ -81,7 +78,7 @@ def main() -> int:
 
 def all_files() -> list[Path]:
     """The committed result files of GPUs."""
-    return sorted((_HERE / "results").glob("nvidia-*/*.json"))
+    return sorted(_RESULTS.glob("nvidia-*/*.json"))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ int add_timing(const int64_t* o, double us) {
     const TileConfig& t = kTiles[tile];
     if (t.tile_m != o[kTileM] || t.tile_n != o[kTileN] || int64_t(t.schedule) != o[kSchedule]) continue;
     if (t.blocks != o[kBlocks] || t.realigns() != (o[kUnaligned] == int64_t(Unaligned::kRealigned))) continue;
+    if (t.eighths() != (o[kRows] == int64_t(TileRows::kEighth))) continue;
     Product& product = products.back();
     product.timings.push_back({{tile, int(o[kClusterM]), int(o[kClusterN]), int(o[kSplitK]), o[kSwap] == 2,
                                 int(o[kGroup]), Grid(o[kGrid]), Reduction(o[kReduction])},

@@ -161,6 +161,25 @@ _REALIGNED: tuple[Case, ...] = tuple(
 _REALIGNING = tuple(f"sm90:tile_m={m},tile_n={n},unaligned=2" for m, n in ((64, 64), (64, 128), (128, 128)))
 
 
+# Rows of A that begin anywhere: it is copied, or tiles have every eighth row of it. As many as tiles like, or not.
+_ODD_ROWS: tuple[Case, ...] = tuple(
+    Case(m, n, k, "bfloat16")
+    for m, n, k in (
+        (2047, 2049, 2051),
+        (4097, 4095, 4099),
+        (4096, 4096, 4099),
+        (4096, 2049, 2051),
+        (8191, 1000, 515),
+        (3019, 3023, 3037),
+        (2560, 1025, 4097),
+        (1787, 3139, 2739),
+        (2300, 2301, 2303),
+        (5001, 3003, 1002),
+        (6147, 2052, 4100),
+    )
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """Products at random: the ranges of m, n and k, and what they are multiples of."""
@@ -258,6 +277,7 @@ SUITES: dict[str, Suite] = {
     "survey": Suite(_survey(_KINDS, 12, 2038), ("auto", "sm90")),
     "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
     "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
+    "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),
     "mixed_products": Suite(_MIXED, ("auto", "sm90", "direct")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

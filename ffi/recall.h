@@ -11,7 +11,7 @@
 
 namespace jaxgemm {
 
-constexpr size_t kMaxOptions = 12;  // of one kernel
+constexpr size_t kMaxOptions = 13;  // of one kernel
 
 // Everything that a problem consists of, and two numbers of the user's own, for comparison.
 using ProblemKey = std::array<int64_t, 16 + kMaxOptions>;

@@ -36,7 +36,7 @@ RECORD = _HERE / "sanitizer_record.json"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "direct", "simt", "sm80", "sm90")
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
-#: that are realigned; {} is the model's choice.
+#: that are realigned; {} is the model's choice. Tiles of every eighth row are for one layout, and so apart.
 SM90: tuple[dict[str, int], ...] = (
     {},
     {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "cluster_n": 1},
@@ -49,8 +49,16 @@ SM90: tuple[dict[str, int], ...] = (
     {"tile_m": 64, "tile_n": 128, "unaligned": 2},
     {"tile_m": 128, "tile_n": 128, "unaligned": 2, "swap": 2},
 )
+EIGHTHS: tuple[dict[str, int], ...] = (
+    {"rows": 2, "tile_m": 128, "tile_n": 256, "cluster_m": 1, "cluster_n": 1},
+    {"rows": 2, "tile_m": 128, "tile_n": 128},
+    {"rows": 2, "tile_m": 64, "tile_n": 192},
+    {"rows": 2, "tile_m": 64, "tile_n": 192, "cluster_m": 2, "cluster_n": 2},
+)
 SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")
+#: So large that there are clusters of tiles of every eighth row.
+CLUSTERED = (1043, 392, 83)
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
 #: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.
@@ -167,6 +175,10 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
             p = Product.random(rng, ACTIVATED, types, layout, **epilogue)
             for options in SM90:
                 yield f"sm90 {options} {p.label}", p, "sm90", options
+    for shape in (*SHAPES, CLUSTERED) if "sm90" in kernels else ():
+        p = Product.random(rng, shape, find_kernel("sm90").types[0])
+        for options in EIGHTHS if shape == CLUSTERED else EIGHTHS[:-1]:
+            yield f"sm90 {options} {p.label}", p, "sm90", options
 
 
 def products(kernels: tuple[str, ...] | list[str]) -> int:

@@ -33,4 +33,15 @@ __device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
   return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+// The 16-bit elements from number `begin` on, zero before them.
+__device__ __forceinline__ uint4 keep_from(uint4 v, int begin) {
+  uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (2 * i + 1 < begin) w[i] = 0;
+    if (2 * i + 1 == begin) w[i] &= 0xffff0000;
+  }
+  return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
 }  // namespace jaxgemm::cuda

@@ -46,6 +46,16 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const C
       : "memory");
 }
 
+// Either, as is known when the code is compiled.
+template <bool kMulticast>
+__device__ __forceinline__ void load_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
+                                         int inner, int outer, int batch1, int batch0, uint16_t mask) {
+  if constexpr (kMulticast)
+    tma_load_multicast(destination, map, barrier, inner, outer, batch1, batch0, mask);
+  else
+    tma_load(destination, map, barrier, inner, outer, batch1, batch0);
+}
+
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t source, int column, int row,
                                           int batch) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),

@@ -29,8 +29,8 @@ class Addend {
     const uint32_t barrier = barriers_ + 8 * buffer;
     const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
     mbarrier_arrive_expect(barrier, 16 * kCols * 2);
-    tma_load(staging_ + buffer * E::kStagingBufferBytes, &p_.c, barrier, p_.out.swap ? row : col,
-             p_.out.swap ? col : row, s.batch);
+    tma_load(staging_ + buffer * E::kStagingBufferBytes, c_map<E>(p_, s.batch), barrier,
+             p_.out.swap ? row : col, p_.out.swap ? col : row, s.batch);
   }
 
   // beta C to a lane's values of the strip, in the order of the accumulators. The buffer may be written then.

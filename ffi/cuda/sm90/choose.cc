@@ -45,10 +45,16 @@ bool realignable(const GemmProblem& p, const Matrix& x) {
   return x.ld <= kMaxPitch && (x.ld % 8 != 0 || fixed(p, kUnaligned));
 }
 
+// Whether tiles may have every eighth row of A, and should where nobody asks for it: where A would be copied.
+bool in_eighths(const GemmProblem& p, bool swap) {
+  const bool usual = !swap && !p.a.transposed && !p.b.transposed && p.batch_count() == 1;
+  return usual && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, kRows));
+}
+
 // The ways to run one tile shape in one orientation.
 void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vector<RankedConfig>* ranked) {
   const TileConfig& t = kTiles[c.tile];
-  const int64_t tiles = ceil_div(s.m, t.result_m()) * ceil_div(s.n, t.result_n()) * s.batch;
+  const int64_t tiles = unit_rows(t, s.m, 1) * ceil_div(s.n, t.result_n()) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
   const auto rank = [&](Config config) {
     ranked->push_back(fixed(p, kGroup) ? RankedConfig{config, cost(p, s, t, config, sms)}
@@ -69,7 +75,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vect
     Config whole = c;
     whole.split_k = static_cast<int>(split);
     if (in_cluster) whole.reduction = Reduction::kCluster;
-    if (split == 1 || (!in_cluster && splittable(p, s))) rank(whole);
+    if (split == 1 || (!in_cluster && !t.eighths() && splittable(p, s))) rank(whole);
   };
   if (fixed(p, kSplitK)) {
     const int64_t split = std::min(fixed(p, kSplitK), k_blocks);
@@ -108,7 +114,10 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
       if (fixed(p, kBlocks) && fixed(p, kBlocks) != t.blocks) continue;
       if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
       if (fixed(p, kUnaligned) && fixed(p, kUnaligned) != static_cast<int>(t.unaligned)) continue;
+      if (fixed(p, kRows) && fixed(p, kRows) != static_cast<int>(t.rows)) continue;
       if (t.realigns() && !realignable(p, swap ? p.a : p.b)) continue;
+      if (t.eighths() && !in_eighths(p, swap)) continue;
+      const int64_t rows = t.eighths() ? ceil_div(s.m, 8) : s.m;
       for (const int m : {1, 2, 4}) {
         // Of rows along k, each of m blocks loads whole periods of the swizzle.
         if (!s.y_blocks && t.result_n() % (8 * m) != 0) continue;
@@ -118,7 +127,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
           // Large tiles load little for what they multiply: more than pairs of them are had for the asking.
           const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
           if (!asked && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) continue;
-          if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(s.m, t.result_m()) < m) continue;
+          if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(rows, t.result_m()) < m) continue;
           if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.result_n()) < n) continue;
           Config c;
           c.tile = tile;

@@ -24,6 +24,10 @@ enum class Gated : uint8_t { kNo, kColumns, kRows };
 // time that a tile needs it. The latter is better where it is large and there is little to multiply.
 enum class Unaligned : uint8_t { kCopied = 1, kRealigned = 2 };
 
+// Which rows of x a tile has: such as follow each other, or every eighth from one of the first eight on. The
+// latter lie alike wherever x's rows begin, so that the copy engine can load them where they are.
+enum class TileRows : uint8_t { kNext = 1, kEighth = 2 };
+
 // Where an edge leaves a tile no more columns than this, it multiplies only these: a product a little wider
 // than its tiles then pays for what it has. Strips of results divide it.
 constexpr int kNarrow = 64;
@@ -40,7 +44,9 @@ struct TileConfig {
   Gated gated = Gated::kNo;
   int blocks = 1;  // that share a multiprocessor
   Unaligned unaligned = Unaligned::kCopied;
+  TileRows rows = TileRows::kNext;
 
+  constexpr bool eighths() const { return rows == TileRows::kEighth; }
   constexpr bool realigns() const { return unaligned == Unaligned::kRealigned; }
 
   // Of the results that a tile makes.
@@ -65,7 +71,7 @@ struct TileConfig {
   constexpr bool can_slice(int slices) const {
     const int finish = finished_warps(slices);
     return schedule == Schedule::kPingPong && gated == Gated::kNo && !narrows() && blocks == 1 &&
-           !realigns() && finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
+           !realigns() && !eighths() && finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
   }
   // What a consumer warp stages its results in: where blocks share the room, no more than a strip needs.
   constexpr int staging_bytes() const {
@@ -113,6 +119,10 @@ constexpr TileConfig kTiles[] = {
     {128, 128, 2, Schedule::kCooperative, Gated::kNo, 1, Unaligned::kRealigned},
     {64, 128, 2, Schedule::kPingPong, Gated::kNo, 1, Unaligned::kRealigned},
     {64, 64, 2, Schedule::kPingPong, Gated::kNo, 1, Unaligned::kRealigned},
+    // For an A of unaligned rows that takes long to copy. See eighths.cuh.
+    {128, 256, 2, Schedule::kCooperative, Gated::kNo, 1, Unaligned::kCopied, TileRows::kEighth},
+    {128, 128, 2, Schedule::kPingPong, Gated::kNo, 1, Unaligned::kCopied, TileRows::kEighth},
+    {64, 192, 2, Schedule::kPingPong, Gated::kNo, 1, Unaligned::kCopied, TileRows::kEighth},
     // Gated ones come last: with weights along the columns, and along the rows for few rows of A.
     {128, 256, 2, Schedule::kCooperative, Gated::kColumns},
     {128, 128, 2, Schedule::kPingPong, Gated::kColumns},
@@ -146,6 +156,27 @@ constexpr int rows_block(int tile_rows) { return tile_rows % 64 != 0 && tile_row
 // together.
 constexpr int loaded_rows(int64_t rows, int tile_rows, int share) {
   return rows < tile_rows ? static_cast<int>(round_up(rows, 8 * share)) : tile_rows;
+}
+
+// Rows of tiles, in clusters of so many, that x's rows make. Where tiles have every eighth, those that begin
+// at the first eight rows follow each other, then those that begin where these end.
+constexpr int64_t unit_rows(const TileConfig& t, int64_t rows, int cluster) {
+  const int64_t unit = int64_t(t.result_m()) * cluster;
+  if (!t.eighths()) return ceil_div(ceil_div(rows, t.result_m()), cluster);
+  const int64_t rest = rows % (8 * unit);
+  return rows / (8 * unit) * 8 + (rest < 8 ? rest : 8);
+}
+
+// Every eighth row of so many elements begins as many elements after a multiple of this, the largest part of
+// a line of L2, or all of it, of which that is so: that is where its loads begin, and its steps of k.
+constexpr int64_t lowest_bit(int64_t x) { return x & -x; }
+constexpr int eighths_align(int64_t pitch) {
+  return static_cast<int>(lowest_bit(pitch) < 8 ? 8 * lowest_bit(pitch) : 64);
+}
+// Steps of k, at most.
+constexpr int64_t eighths_steps(int64_t k, int64_t pitch) {
+  const int64_t align = eighths_align(pitch), apart = lowest_bit(pitch);
+  return ceil_div(k + align - (apart < align ? apart : align), kTileK);
 }
 
 // A stage of an operand that is realigned, as it comes: lines along k of an MN-major operand, or rows of
@@ -210,6 +241,7 @@ enum Option {
   kReduction,
   kBlocks,
   kUnaligned,
+  kRows,
   kOptionCount
 };
 

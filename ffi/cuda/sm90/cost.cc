@@ -7,9 +7,9 @@
 // other group's steps. Device memory bounds the whole, and what L2 does not hold until it is needed again is
 // read from there again: how often depends on the walk over the units. Splitting K buys parallelism for the
 // price of partial results, written and read, and of a second kernel; or, among the blocks of a cluster, for
-// the time in which they exchange their sums. Operands with unaligned rows are copied first, or one of them
-// is realigned by threads on its way, a stage in a time of its own. A gated product loads and multiplies
-// whole tiles, and writes half of each.
+// the time in which they exchange their sums. Operands with unaligned rows are copied first, or tiles
+// have every eighth of them, or threads realign them on their way, a stage in a time of its own. A gated
+// product loads and multiplies whole tiles, and writes half of each.
 //
 // Long products heat the chip, and it lowers its clock, but not that of its memories: tiles that load more
 // for what they multiply lose less then.
@@ -78,6 +78,7 @@ constexpr double kRealignLine = 0.001824;  // and each line of them
 constexpr double kNarrowBlock = 2.266;     // loads in 64-byte lines
 constexpr double kLines = 2.708;           // loads of pieces of 128 bytes that straddle lines and sectors,
 constexpr double kSectors = 1.644;         // and of those that straddle lines, in whole sectors
+constexpr double kEighths = 1.25;          // more of either where tiles have every eighth row
 constexpr double kCopied = 1.595;          // loads of what has been copied right before
 constexpr double kLine = 0.001421;         // the next load of the same line
 constexpr double kMerged = 0.2025;         // distinct part of a GPC's loads from which on they cost less, and
@@ -106,29 +107,46 @@ int stage_bytes(const TileConfig& t, bool y_blocks) {
   return (t.tile_m + (y_blocks ? ceil_div(t.tile_n, block) * block : t.tile_n)) * kTileK * 2;
 }
 
-// Bytes of this operand, rows x cols as op() sees it, that are copied first: rows that the copy engine cannot
-// address.
-double copied(const Matrix& x, int64_t rows, int64_t cols) {
-  const int64_t lines = x.transposed ? cols : rows, length = x.transposed ? rows : cols;
-  if (lines <= 1 || x.ld % 8 == 0) return 0;
-  return 2 * double(lines) * (double(length) + kPadded * double(round_up(length, 64)));
-}
+// What the model has to know of how an operand, rows x cols as op() sees it, lies in memory.
+class Operand {
+ public:
+  // `columns`: it is the engine's columns.
+  Operand(const Matrix& x, int64_t rows, int64_t cols, const TileConfig& t, bool columns)
+      : lines_(x.transposed ? cols : rows),
+        length_(x.transposed ? rows : cols),
+        eighths_(!columns && t.eighths()),
+        pitch_(eighths_ ? 8 * x.ld : x.ld),
+        copied_(lines_ > 1 && x.ld % 8 != 0 && !(columns ? t.realigns() : t.eighths())) {}
 
-// Whether an operand, which is the engine's columns or not, is realigned on its way.
-bool realigned(const TileConfig& t, bool columns) { return columns && t.realigns(); }
+  // Bytes that are moved to copy it first, if its rows are such as the copy engine cannot address.
+  double repacked() const {
+    return copied_ ? 2 * double(lines_) * (double(length_) + kPadded * double(round_up(length_, 64))) : 0;
+  }
+  // How much more a load takes where rows begin in the middle of lines of L2; or where they have been copied,
+  // so that they do not.
+  double straddling() const {
+    if (copied_) return kCopied;
+    return lines_ <= 1 || pitch_ % 64 == 0
+               ? 1
+               : (eighths_ ? kEighths : 1) * (pitch_ % 16 == 0 ? kSectors : kLines);
+  }
+  // How many rows a line of L2 holds, about, if several.
+  double crowded() const { return std::max(1.0, 64 / double(std::max<int64_t>(1, length_))); }
 
-// How much more a load of this operand, which is the engine's columns or not, takes where its rows begin in
-// the middle of lines of L2; or where they have been copied, so that they do not.
-double straddling(const Matrix& x, const TileConfig& t, bool columns) {
-  if (x.ld % 64 == 0) return 1;
-  if (x.ld % 8 != 0 && !realigned(t, columns)) return kCopied;
-  return x.ld % 16 == 0 ? kSectors : kLines;
-}
+ private:
+  int64_t lines_, length_;
+  bool eighths_;
+  int64_t pitch_;  // of those that are loaded together
+  bool copied_;
+};
 
-// How many rows of this operand, rows x cols as op() sees it, a line of L2 holds, about, if several.
-double crowded(const Matrix& x, int64_t rows, int64_t cols) {
-  return std::max(1.0, 64 / double(std::max<int64_t>(1, x.transposed ? rows : cols)));
-}
+// Both of a product.
+struct Operands {
+  Operand a, b;
+
+  Operands(const GemmProblem& p, const TileConfig& t, const Config& c)
+      : a(p.a, p.m, p.k, t, c.swap), b(p.b, p.k, p.n, t, !c.swap) {}
+};
 
 // What an epilogue does besides storing: an addition, a function of few instructions or C as vectors, or
 // anything else, for which there is one piece of code that has everything.
@@ -182,8 +200,8 @@ struct Distinct {
 struct Lines {
   double rows, columns, torn;
 
-  Lines(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int tile_n) {
-    const double a = straddling(p.a, t, c.swap), b = straddling(p.b, t, !c.swap);
+  Lines(const Operands& o, const Shape& s, const TileConfig& t, const Config& c, int tile_n) {
+    const double a = o.a.straddling(), b = o.b.straddling();
     const int block = rows_block(t.result_n());
     const int64_t n = tile_n < t.tile_n ? s.n % t.tile_n : s.n;  // the narrow tiles' columns, or all
     const double y = s.y_blocks     ? double(round_up(tile_n, block)) * (block == 32 ? kNarrowBlock : 1.0)
@@ -229,11 +247,11 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const Units u(s, t, c, sms);
   const double column_units = u.rows * u.products, units = u.all(), running = u.running();
   const double clusters = u.clusters, rows = u.rows, columns = u.columns;
-  const double split_steps = std::ceil(double(std::max<int64_t>(1, ceil_div(s.k, kTileK))) / c.split_k);
+  const int64_t k_steps = t.eighths() ? eighths_steps(s.k, p.a.ld) : ceil_div(s.k, kTileK);
+  const double split_steps = std::ceil(double(std::max<int64_t>(1, k_steps)) / c.split_k);
 
   const bool ping_pong = t.schedule == Schedule::kPingPong;
-  const bool a_realigned = realigned(t, c.swap), b_realigned = realigned(t, !c.swap);
-  const double a = straddling(p.a, t, c.swap), b = straddling(p.b, t, !c.swap);
+  const Operands operands(p, t, c);
   const double meeting = c.cluster_m * c.cluster_n > 1 ? (t.tile_m == 64 ? kMeetingShort : kMeeting) : 0;
   const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
   const double heat = 1 + kHeat * work / (work + kHeatWork);
@@ -251,9 +269,10 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     const double feed = shared_bytes(t, tile_n) / (kShared * part);
     const double realign = t.realigns() ? (raw.lines * kRealignLine + raw.bytes / kRealign) / part : 0;
     const double mma = std::max({multiply, feed, realign});
-    const Lines lines(p, s, t, c, tile_n);
+    const Lines lines(operands, s, t, c, tile_n);
     const double all = lines.rows + lines.columns;
-    const double merged = (near.rows * lines.rows + near.columns * lines.columns) / all;
+    // Where tiles have every eighth row, those beside each other begin at other rows of y.
+    const double merged = (near.rows * lines.rows + (t.eighths() ? 1 : near.columns) * lines.columns) / all;
     const double load = (all / either(1, kMerged / merged, kMerging) + lines.torn) * kTileK * 2 * sms / kL2 *
                         (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
     return either(either(mma, load, kContention), std::max(kStep, kLatency / stages), kFloor) + meeting;
@@ -287,23 +306,22 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   if (ping_pong && resident && waves > 1) busy = std::max(main_loop, busy / 2 + all_waves * kTurn) + epilogue;
 
   const double batch = double(s.batch), depth = double(s.k);
-  const double operands = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
+  const double read = 2 * batch * depth * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
   const double added = p.has_c && c.partials() == 1 ? result : 0;  // C, read
   const double traffic = c.partials() > 1 ? 0.3 : stores(p, c.swap);
-  const double dram = (operands + read_again(s, t, c, u) + added + result * traffic) / kDram;
+  const double dram = (read + read_again(s, t, c, u) + added + result * traffic) / kDram;
 
   const double ramp = kRamp * std::min(1.0, split_steps / 8);
   // A line lies in one slice of L2, which gives it to one block or cluster after the other, and where it
   // holds several rows, as often to each.
-  const double reloads = a * crowded(p.a, p.m, p.k) * (c.swap ? rows : columns) +
-                         b * crowded(p.b, p.k, p.n) * (c.swap ? columns : rows);
+  const double reloads = operands.a.straddling() * operands.a.crowded() * (c.swap ? rows : columns) +
+                         operands.b.straddling() * operands.b.crowded() * (c.swap ? columns : rows);
 
   double time = kLaunch - kLight * (t.blocks > 1) + ramp + kCluster * (cluster > 1) +
                 either(busy, dram, t.blocks > 1 ? kPaired : kOverlap) + kLine * reloads;
   if (c.partials() > 1) time += kSplit + result / kPartials;
-  const double repacked = batch * ((a_realigned ? 0 : copied(p.a, p.m, p.k)) +
-                                   (b_realigned ? 0 : (p.gated ? 2 : 1) * copied(p.b, p.k, p.n)));
+  const double repacked = batch * (operands.a.repacked() + (p.gated ? 2 : 1) * operands.b.repacked());
   if (repacked > 0) time += kRepackFixed + repacked / kRepack;
   return time;
 }

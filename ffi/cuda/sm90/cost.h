@@ -28,7 +28,7 @@ struct Units {
   double rows, columns, products, clusters;
 
   Units(const Shape& s, const TileConfig& t, const Config& c, int sms)
-      : rows(double(ceil_div(ceil_div(s.m, t.result_m()), c.cluster_m))),
+      : rows(double(unit_rows(t, s.m, c.cluster_m))),
         columns(double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n))),
         products(double(s.batch) * c.partials()),
         clusters(t.blocks * std::max(1, resident_clusters(sms, c.cluster()))) {}

@@ -30,6 +30,11 @@ constexpr bool has_finish(const TileConfig& tile, Finish finish) {
   return !in_rows(finish) || tile.strip_columns() == 64 || (finish == Finish::kRows && tile.tile_m == 192);
 }
 
+// Operands as they are usually stored are all that tiles of every eighth row are for.
+constexpr bool has_majors(const TileConfig& tile, Major x, Major y) {
+  return !tile.eighths() || (x == Major::kK && y == Major::kMN);
+}
+
 // Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
 // orientation.
 struct Output {
@@ -64,12 +69,13 @@ struct BatchMap {
   uint8_t y_outer, y_inner;
 };
 
-// An operand that is realigned: so many lines of so many elements, `pitch` elements apart, and products so
-// far apart.
+// An operand that is loaded where it lies although its rows begin anywhere: so many lines of so many
+// elements, `pitch` elements apart, and products so far apart. Every eighth line begins as many elements
+// after a multiple of `align`, at which its loads begin.
 struct Lines {
   const void* base;
   int64_t pitch, batch[2];
-  int length, count;
+  int length, count, align;
 };
 
 struct Params {
@@ -82,9 +88,32 @@ struct Params {
   CUtensorMap c;               // as d is, where the finish adds it
   CUtensorMap x_edge, y_edge;  // of rows along k, those of a last tile that is cut and not the first
   Output out;
-  Lines lines;  // y where it is realigned, and its maps are of every eighth line
+  Lines lines;  // y where it is realigned, and its maps are of every eighth line, or x of every eighth row
 };
 static_assert(offsetof(Params, x) == 128);
+
+// Of tiles of every eighth row: `every` are the maps of x's rows from each of the first eight on, and d_more
+// and c_more those of D and C for the first of them, where these have a row more than the others.
+struct EighthsParams : Params {
+  CUtensorMap every[8];
+  CUtensorMap d_more, c_more;
+};
+
+// The maps of D, and of C, for a product of a batch.
+template <typename E>
+__device__ __forceinline__ const CUtensorMap* d_map(const Params& p, int batch) {
+  if constexpr (E::kEighths) {
+    if (batch < p.lines.count % 8) return &static_cast<const EighthsParams&>(p).d_more;
+  }
+  return &p.d;
+}
+template <typename E>
+__device__ __forceinline__ const CUtensorMap* c_map(const Params& p, int batch) {
+  if constexpr (E::kEighths) {
+    if (batch < p.lines.count % 8) return &static_cast<const EighthsParams&>(p).c_more;
+  }
+  return &p.c;
+}
 
 // A gated product's: `up` is the map of the second weight, x or y that of the first.
 struct GatedParams : Params {
@@ -96,20 +125,22 @@ template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_, Finish
 struct Engine {
   using In = In_;
   static constexpr Finish kFinish = kFinish_;
-  using Parameters = std::conditional_t<kConfig.gated == Gated::kNo, Params, GatedParams>;
+  using Parameters = std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
+                                        std::conditional_t<kConfig.eighths(), EighthsParams, Params>>;
   static constexpr TileConfig kTile = kConfig;
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
   static constexpr bool kNarrows = kConfig.narrows();
   static constexpr int kConsumers = kConfig.consumers;
-  static constexpr bool kRealigns = kConfig.realigns();
+  static constexpr bool kRealigns = kConfig.realigns(), kEighths = kConfig.eighths();
   static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealigningWarps : 0);
   static constexpr int kGroupRows = kConfig.group_rows();
   static constexpr int kBlocksM = kGroupRows / 64;
   static constexpr int kAccumulators = kTileN / 2;  // of one thread, for each 64 rows
   static_assert(kGroupRows % 64 == 0 && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(!kPingPong || kConsumers == 2);
+  static_assert(!kEighths || (kConfig.gated == Gated::kNo && kMajorX == Major::kK && kMajorY == Major::kMN));
 
   // Registers a thread: what launch bounds give each is pooled and dealt again by role.
   static constexpr int kProducerRegisters = kRealigns ? 24 : kConsumers == 3 ? 32 : 40;

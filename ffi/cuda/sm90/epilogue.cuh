@@ -13,6 +13,7 @@
 #include "../device/activation.cuh"
 #include "addend.cuh"
 #include "bias.cuh"
+#include "eighths.cuh"
 #include "engine.cuh"
 #include "rows.cuh"
 #include "staged.cuh"
@@ -119,7 +120,8 @@ class EpilogueWarp {
   __device__ __forceinline__ void store_all_rows(const Accumulators<E>& acc, const Strip& first) {
     constexpr int kAcross = (kStrips + kTogether - 1) / kTogether;
     uint16_t* const d = row_major(first);
-    const int rows = static_cast<int>(out_.rows - first.row), cols = static_cast<int>(out_.cols - first.col);
+    const int rows = rows_of(first) - static_cast<int>(first.row),
+              cols = static_cast<int>(out_.cols - first.col);
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       const int row = i / kAcross * 64, col = i % kAcross * kTogether * kCols;
@@ -250,9 +252,11 @@ class EpilogueWarp {
   __device__ __forceinline__ int row_of(int e) const { return lane_ / 4 + e / 2 % 2 * 8; }
   __device__ __forceinline__ int col_of(int e) const { return e / 4 * 8 + lane_ % 4 * 2 + e % 2; }
   // Extents are below 2^31.
-  __device__ __forceinline__ int rows_left(const Strip& s) const {
-    return min(static_cast<int>(out_.swap ? out_.cols : out_.rows) - static_cast<int>(s.row), 16);
+  __device__ __forceinline__ int rows_of(const Strip& s) const {
+    const int rows = static_cast<int>(out_.swap ? out_.cols : out_.rows);
+    return E::kEighths ? every_eighth(rows, s.batch) : rows;
   }
+  __device__ int rows_left(const Strip& s) const { return min(rows_of(s) - static_cast<int>(s.row), 16); }
   __device__ __forceinline__ int cols_left(const Strip& s) const {
     return min(static_cast<int>(out_.swap ? out_.rows : out_.cols) - static_cast<int>(s.col), kCols);
   }
@@ -340,7 +344,7 @@ class EpilogueWarp {
     __syncwarp();
     if (lane_ == 0) {
       const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
-      tma_store(&p_.d, buffer, kTransposed ? row : col, kTransposed ? col : row, s.batch);
+      tma_store(d_map<E>(p_, s.batch), buffer, kTransposed ? row : col, kTransposed ? col : row, s.batch);
       tma_store_commit();
     }
   }

@@ -24,7 +24,8 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
   const int row = E::kPingPong ? 0 : group * E::kGroupRows;
   int turn = 0;
   for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride, ++turn) {
-    const Unit unit = p.schedule.one_wave ? only_unit(p.schedule) : unit_at(p.schedule, place, index);
+    const Unit unit =
+        unit_of_rows<E>(p, p.schedule.one_wave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
     if constexpr (E::kPingPong) {
       if (turn % 2 != group) {
         ring.skip(unit.k_blocks);
@@ -38,6 +39,9 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     if constexpr (!E::kPingPong) {
       if (p.schedule.one_wave && group > 0) named_barrier_sync(group, 256);
     }
+    const auto arrived = [&](int stage) {
+      if constexpr (E::kEighths) clear_before<E>(p, shared, stage, row, group, unit.batch);
+    };
     const auto started = [&] {
       if (finishes) epilogue.fetch(strip);
       if constexpr (!E::kPingPong) {
@@ -51,9 +55,9 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     };
     Accumulators<E> acc;
     if (!E::kNarrows || unit.col != p.schedule.narrow_col) [[likely]]
-      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
+      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, arrived, started, issued);
     else if constexpr (E::kNarrows)
-      multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, started, issued);
+      multiply<E, kNarrow>(acc, shared, place, ring, row, unit.k_blocks, arrived, started, issued);
     if constexpr (E::kSlices) {
       if (sliced) gather(acc);
       if (!finishes) continue;
@@ -107,8 +111,12 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
     give_registers<E::kProducerRegisters>();
     if (warp != 0) {
       if (warp == 1) {
+        if constexpr (E::kEighths) {
+          const int first = static_cast<int>(threadIdx.x % 32);
+          if (first < min(8, p.rows)) tma_prefetch_map(&p.every[first]);
+        }
         if (elect_one()) {
-          tma_prefetch_map(&p.x);
+          if constexpr (!E::kEighths) tma_prefetch_map(&p.x);
           tma_prefetch_map(&p.y);
           if constexpr (E::kGated != Gated::kNo) tma_prefetch_map(&p.up);
         }

@@ -43,9 +43,11 @@ template <typename In, Major kX, Major kY, Finish kFinish>
 Status launch_tiles(const Params& params, const Launch& launch) {
   Status status{"internal error: no such tile in kernel 'sm90'"};
   const auto launch_tile = [&]<int kTile>() {
-    if constexpr (has_finish(kTiles[kTile], kFinish)) {
-      if (kTile == launch.tile)
-        status = launch_engine<Engine<kTiles[kTile], kX, kY, In, kFinish>>(params, launch);
+    if constexpr (has_finish(kTiles[kTile], kFinish) && has_majors(kTiles[kTile], kX, kY)) {
+      if (kTile == launch.tile) {
+        using E = Engine<kTiles[kTile], kX, kY, In, kFinish>;
+        status = launch_engine<E>(static_cast<const typename E::Parameters&>(params), launch);
+      }
     }
   };
   [&]<int... kTile>(std::integer_sequence<int, kTile...>) {

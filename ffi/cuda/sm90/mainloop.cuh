@@ -1,7 +1,10 @@
 // The two sides of the ring of stages: one warp that issues copies, and warpgroups that multiply.
 #pragma once
 
+#include <type_traits>
+
 #include "../device/mbarrier.cuh"
+#include "eighths.cuh"
 #include "engine.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -71,11 +74,7 @@ class TmaOperand {
 
  private:
   __device__ void copy(uint32_t destination, uint32_t barrier, int inner, int outer) const {
-    if constexpr (kMulticast) {
-      tma_load_multicast(destination, map_, barrier, inner, outer, batch1_, batch0_, mask_);
-    } else {
-      tma_load(destination, map_, barrier, inner, outer, batch1_, batch0_);
-    }
+    load_box<kMulticast>(destination, map_, barrier, inner, outer, batch1_, batch0_, mask_);
   }
 
   const CUtensorMap *whole_, *edge_, *map_ = nullptr;
@@ -91,19 +90,27 @@ struct NoOperand {
   __device__ void load(int, uint32_t, int) const {}
 };
 
-// Where a unit's loads begin.
+// Where a unit's loads begin. Where tiles have every eighth row, x's place in a batch is which of the first
+// eight rows theirs begin with, and how late that begins.
 struct LoadStart {
   int row, col, k, k_blocks;
   int x_batch0, x_batch1, y_batch0, y_batch1;
 };
 
 template <typename E>
-__device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& unit) {
+__device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& of_all) {
+  const Unit unit = unit_of_rows<E>(p, of_all);
   LoadStart start{};
   start.row = unit.row * E::kResultM;
   start.col = unit.col * E::kResultN;
   start.k = unit.k_begin * kTileK;
   start.k_blocks = unit.k_blocks;
+  if constexpr (E::kEighths) {
+    start.x_batch0 = unit.batch;
+    start.x_batch1 = late_of(p.lines, unit.batch);
+    start.k = -start.x_batch1;
+    return start;
+  }
   if (p.schedule.products > 1) {
     const int batch0 = static_cast<int>(p.batch.inner(unit.batch));
     const int batch1 = unit.batch - batch0 * static_cast<int>(p.batch.inner.divisor);
@@ -127,11 +134,17 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   constexpr bool kShareX = kWalk == Walk::kShareX || kWalk == Walk::kShareBoth;
   constexpr bool kShareY = kWalk == Walk::kShareY || kWalk == Walk::kShareBoth;
   const ClusterPlace place(p.schedule);
-  using X = TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>;
+  using X = std::conditional_t<E::kEighths, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
+                               TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>>;
   using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>;
   const uint32_t m = place.rows, n = place.cols;
   const uint32_t x_mask = place.row_mask(), y_mask = place.column_mask();
-  X x(p.x, p.x_edge, shared.x, p.rows, n, place.col, x_mask);
+  X x = [&] {
+    if constexpr (E::kEighths)
+      return X(p.every, shared.x, n, place.col, x_mask);
+    else
+      return X(p.x, p.x_edge, shared.x, p.rows, n, place.col, x_mask);
+  }();
   Y y(p.y, p.y_edge, shared.y, p.cols, m, place.row, y_mask);
   auto up = [&] {
     if constexpr (E::kGated == Gated::kRows)
@@ -212,12 +225,13 @@ class StageRelease {
 
 // acc = x rows [row, row + kGroupRows) times the first kColumns of y over k_blocks >= 1 stages from the ring.
 // One stage's products stay in flight while the next are issued; a stage goes back once the products that
-// follow it have been issued. `started` is called when the first stage's have been, `issued` when the last
-// product has been issued but not yet waited for.
-template <typename E, int kColumns, typename Started, typename Issued>
+// follow it have been issued. `arrived` is called with the first stage when it is there, `started` when its
+// products have been issued, `issued` when the last product has been issued but not yet waited for.
+template <typename E, int kColumns, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
-                                         int k_blocks, Started&& started, Issued&& issued) {
+                                         int k_blocks, Arrived&& arrived, Started&& started,
+                                         Issued&& issued) {
   using X = OperandTile<E::kX>;
   using Y = OperandTile<E::kY, E::kY == Major::kMN ? E::kBlockY : 64>;
   using Mma = Wgmma<typename E::In, kColumns, E::kX, E::kY>;
@@ -230,6 +244,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
     const int stage = ring.stage;
     ring.next();
+    if (block == 0) arrived(stage);
     const uint64_t x = advance(x_base, stage * (E::kBytesX / 16));
     const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
     wgmma_fence();

@@ -2,6 +2,7 @@
 
 #include "../../arithmetic.h"
 #include "../planning.h"
+#include "cost.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -15,14 +16,15 @@ size_t take(size_t* total, size_t bytes) {
   return offset;
 }
 
+// `anywhere`: tiles load it from wherever its rows begin.
 PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& p,
-                            Unaligned unaligned, size_t* workspace) {
+                            bool anywhere, size_t* workspace) {
   PlannedOperand x;
   x.rows = rows;
   x.k = p.k;
   x.ld = matrix.ld;
   x.major = k_major ? Major::kK : Major::kMN;
-  bool aligned = unaligned == Unaligned::kRealigned || x.outer() <= 1 || x.ld % kAlign == 0;
+  bool aligned = anywhere || x.outer() <= 1 || x.ld % kAlign == 0;
   for (int i = 0; i < 2; ++i) {
     x.batch_stride[i] = p.batch[i] > 1 ? matrix.batch_stride[i] : 0;
     aligned = aligned && x.batch_stride[i] % kAlign == 0;
@@ -48,11 +50,12 @@ Plan make_plan(const GemmProblem& p) {
   plan.found = !ranked.empty();
   if (!plan.found) return plan;
   plan.config = ranked[0].config;
-  const Unaligned x = Unaligned::kCopied, y = kTiles[plan.config.tile].unaligned;
-  const bool swap = plan.config.swap;
+  const TileConfig& tile = kTiles[plan.config.tile];
+  const bool swap = plan.config.swap, x = tile.eighths(), y = tile.realigns();  // which of them
   plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, swap ? y : x, &plan.workspace);
   plan.b = plan_operand(p.b, p.n, p.b.transposed, p, swap ? x : y, &plan.workspace);
-  if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, x, &plan.workspace);
+  if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, false, &plan.workspace);
+  plan.idle_stages = idle_stages(Shape(p, swap), tile, plan.config, kModelSms);
   if (plan.config.partials() > 1) {
     plan.partial_pitch = round_up(p.n, 4);
     const int64_t elements = plan.partial_pitch * p.m * p.batch_count() * plan.config.partials();

@@ -28,6 +28,7 @@ struct Plan {
   PlannedOperand a, b, b_up;  // b_up has no rows unless the problem is gated
   size_t partial_offset = 0;  // of the splits' partial results, fp32
   int64_t partial_pitch = 0;
+  int idle_stages = 0;  // of the ring: see cost.h
   size_t workspace = 0;
 
   const PlannedOperand& x() const { return config.swap ? b : a; }

@@ -54,7 +54,7 @@ class StageLines {
   }
 
   // How many elements after the beginning of a vector line `i` of a stage begins.
-  __device__ __forceinline__ int late(int i) const { return i * (static_cast<int>(lines_.pitch) & 7) & 7; }
+  __device__ __forceinline__ int late(int i) const { return late_of(lines_, i); }
   // Elements of a line from here on, of the whole operand.
   __device__ __forceinline__ int left() const { return lines_.length - begin_; }
 

@@ -125,10 +125,7 @@ __device__ __forceinline__ Unit only_unit(const TileSchedule& s) {
 __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {
   const uint32_t product = s.tiles(index);
   const uint32_t tile = index - product * s.tiles.divisor;
-  if (s.narrow_last && product > 0) {
-    return {
-        static_cast<int>(tile * s.cluster_m + place.row), s.narrow_col, 0, 0, 0, static_cast<int>(s.k_each)};
-  }
+  if (s.narrow_last && product > 0) return unit_of(s, tile * s.cluster_m + place.row, s.narrow_col, 0, 0);
   const uint32_t group = s.group_tiles(tile);
   const uint32_t within = tile - group * s.group_tiles.divisor;
   const uint32_t first_row = group * s.in_group.divisor;

@@ -8,8 +8,8 @@
 #include "../../recall.h"
 #include "../chip.h"
 #include "../planning.h"
-#include "cost.h"
 #include "launch.h"
+#include "maps.h"
 #include "plan.h"
 #include "reduce.cuh"
 #include "repack.cuh"
@@ -47,89 +47,6 @@ Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers
                      : status;
 }
 
-// The map of an operand for tiles that have `rows` of it, `tile_rows` at most, which `share` blocks of a
-// cluster load together.
-Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int share,
-                   const GemmProblem& p, CUtensorMap* map) {
-  TensorMapRequest r{};
-  r.base = base;
-  r.rank = 4;
-  r.bf16 = p.a.dtype == DType::kBF16;
-  const int64_t extents[4] = {x.inner(), x.outer(), x.batch_stride[1] ? p.batch[1] : 1,
-                              x.batch_stride[0] ? p.batch[0] : 1};
-  const int64_t strides[4] = {1, x.ld, x.batch_stride[1], x.batch_stride[0]};
-  const bool k_major = x.major == Major::kK;
-  const int boxes[4] = {k_major ? kTileK : rows_block(tile_rows),
-                        (k_major ? loaded_rows(rows, tile_rows, share) : kTileK) / share, 1, 1};
-  for (int i = 0; i < 4; ++i) {
-    r.extent[i] = extents[i];
-    r.stride[i] = strides[i];
-    r.box[i] = boxes[i];
-  }
-  return encode_tensor_map(r, map);
-}
-
-// The maps of an operand: for the first tile and all whole ones, and for a last one that is cut.
-Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, int share, const GemmProblem& p,
-                    CUtensorMap* map, CUtensorMap* edge) {
-  const Status status = operand_map(x, base, x.rows, tile_rows, share, p, map);
-  if (!status.ok() || x.major != Major::kK || x.rows < tile_rows || x.rows % tile_rows == 0) return status;
-  return operand_map(x, base, x.rows % tile_rows, tile_rows, share, p, edge);
-}
-
-// Of an operand that is realigned, every eighth line. Where lines are no multiple of 8, `edge` is the map of
-// the first of every 8, which are one more: up to the last one's end, as what is behind it is another's. The
-// others' map ends with the last whole 8; if there are none, what it has of others' lines is shifted out.
-Status lines_maps(const PlannedOperand& y, const void* base, const TileConfig& tile, const GemmProblem& p,
-                  Params* params) {
-  params->lines = {base,
-                   y.ld,
-                   {y.batch_stride[0], y.batch_stride[1]},
-                   static_cast<int>(y.inner()),
-                   static_cast<int>(y.outer())};
-  const RawStage stage(tile, y.major == Major::kMN);
-  const auto encode = [&](int64_t of_8, int64_t count, CUtensorMap* map) {
-    TensorMapRequest r{};
-    r.base = base;
-    r.rank = 4;
-    r.bf16 = p.a.dtype == DType::kBF16;
-    const int64_t extents[4] = {(of_8 - 1) * y.ld + y.inner(), count, y.batch_stride[1] ? p.batch[1] : 1,
-                                y.batch_stride[0] ? p.batch[0] : 1};
-    const int64_t strides[4] = {1, 8 * y.ld, y.batch_stride[1], y.batch_stride[0]};
-    const int boxes[4] = {8 * stage.vectors, stage.box_lines, 1, 1};
-    for (int i = 0; i < 4; ++i) {
-      r.extent[i] = extents[i];
-      r.stride[i] = strides[i];
-      r.box[i] = boxes[i];
-    }
-    return encode_tensor_map(r, map);
-  };
-  const int64_t whole = y.outer() / 8, rest = y.outer() % 8;
-  Status status = rest ? encode(rest, whole + 1, &params->y_edge) : Status{};
-  if (whole == 0)
-    params->y = params->y_edge;
-  else if (status.ok())
-    status = encode(8, whole, &params->y);
-  return status;
-}
-
-// Of D, or of C, which is as D is.
-Status result_map(const GemmProblem& p, const void* base, int columns, bool swap, CUtensorMap* map) {
-  TensorMapRequest r{};
-  r.base = base;
-  r.rank = 3;
-  r.bf16 = p.d == DType::kBF16;
-  const int64_t extents[3] = {p.n, p.m, p.batch_count()};
-  const int64_t strides[3] = {1, p.n, p.m * p.n};
-  const int boxes[3] = {swap ? 16 : columns, swap ? columns : 16, 1};
-  for (int i = 0; i < 3; ++i) {
-    r.extent[i] = extents[i];
-    r.stride[i] = strides[i];
-    r.box[i] = boxes[i];
-  }
-  return encode_tensor_map(r, map);
-}
-
 Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
   Output out{};
   out.rows = p.m;
@@ -151,14 +68,15 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.d = buffers.d;
   out.c = buffers.c;
   out.bias = buffers.bias;
-  out.pitch = p.n;
-  out.batch_stride = p.m * p.n;
+  const bool eighths = kTiles[plan.config.tile].eighths();  // are products of their own
+  out.pitch = eighths ? 8 * p.n : p.n;
+  out.batch_stride = eighths ? p.n : p.m * p.n;
   out.alpha = static_cast<float>(p.alpha);
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;
   out.f32 = p.d == DType::kF32;
   out.plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
-  out.copy = !out.f32 && p.n % 8 == 0 && aligned(buffers.d, 16);
+  out.copy = !out.f32 && p.n % 8 == 0 && !(eighths && p.m % 8 != 0) && aligned(buffers.d, 16);
   out.pairs = p.n % 2 == 0 && aligned(buffers.d, 2 * static_cast<int64_t>(dtype_bytes(p.d)));
   return out;
 }
@@ -170,8 +88,9 @@ Status launch_majors(Major x, Major y, const Params& params, const Launch& launc
 }
 
 template <typename In>
-Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& params, const Launch& launch) {
-  if (p.gated) return launch_gated_tiles<In>(params, launch);
+Status launch_in(const GemmProblem& p, const Plan& plan, const EighthsParams& params, const CUtensorMap& up,
+                 const Launch& launch) {
+  if (p.gated) return launch_gated_tiles<In>(GatedParams{params, up}, launch);
   const Major x = plan.x().major, y = plan.y().major;
   const TileConfig& tile = kTiles[launch.tile];
   Finish finish = params.out.finish();
@@ -191,9 +110,10 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& para
   return status;
 }
 
-Status launch_in(const GemmProblem& p, const Plan& plan, const GatedParams& params, const Launch& launch) {
-  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, launch)
-                                   : launch_in<__half>(p, plan, params, launch);
+Status launch_in(const GemmProblem& p, const Plan& plan, const EighthsParams& params, const CUtensorMap& up,
+                 const Launch& launch) {
+  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, up, launch)
+                                   : launch_in<__half>(p, plan, params, up, launch);
 }
 
 constexpr bool deals_every_unit_once() {
@@ -255,7 +175,7 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& p, int sm_count) {
     candidates.push_back(
         {{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m, c.cluster_n, c.split_k,
           c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid), static_cast<int64_t>(c.reduction),
-          tile.blocks, static_cast<int64_t>(tile.unaligned)},
+          tile.blocks, static_cast<int64_t>(tile.unaligned), static_cast<int64_t>(tile.rows)},
          ranked.microseconds});
   }
   return candidates;
@@ -268,7 +188,7 @@ Status prepare_sm90(const GemmProblem& p, int) {
   Launch launch;
   launch.prepare = true;
   launch.tile = plan.config.tile;
-  return launch_in(p, plan, GatedParams{}, launch);
+  return launch_in(p, plan, EighthsParams{}, {}, launch);
 }
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
@@ -294,7 +214,8 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
     if (!status.ok()) return status;
   }
 
-  GatedParams params{};
+  EighthsParams params{};
+  CUtensorMap up{};
   params.out = output_of(plan, p, buffers);
   const PlannedOperand &x = plan.x(), &y = plan.y();
   params.batch = {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
@@ -302,22 +223,9 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const bool narrow = narrow_edge(tile, y.rows);
   params.rows = static_cast<int>(x.rows);
   params.cols = static_cast<int>(y.rows);
-  Status status =
-      operand_maps(x, config.swap ? b : a, tile.result_m(), config.cluster_n, p, &params.x, &params.x_edge);
-  if (status.ok() && tile.realigns())
-    status = lines_maps(y, config.swap ? a : b, tile, p, &params);
-  else if (status.ok())
-    status =
-        operand_maps(y, config.swap ? a : b, tile.result_n(), config.cluster_m, p, &params.y, &params.y_edge);
-  if (status.ok() && p.gated) {
-    const int rows = config.swap ? tile.result_m() : tile.result_n();
-    const int share = config.swap ? config.cluster_n : config.cluster_m;
-    status = operand_map(plan.b_up, b_up, plan.b_up.rows, rows, share, p, &params.up);
-  }
-  if (status.ok() && params.out.copy)
-    status = result_map(p, buffers.d, tile.strip_columns(), config.swap, &params.d);
-  if (status.ok() && params.out.copy && params.out.c && aligned(params.out.c, 16))
-    status = result_map(p, buffers.c, tile.strip_columns(), config.swap, &params.c);
+  Status status = load_maps(plan, config.swap ? b : a, config.swap ? a : b, p, &params);
+  if (status.ok() && p.gated) status = up_map(plan, b_up, p, &up);
+  if (status.ok()) status = result_maps(plan, p, &params);
   if (!status.ok()) return status;
 
   Launch launch;
@@ -329,7 +237,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   TileSchedule& s = params.schedule;
   s.cluster_m = static_cast<uint8_t>(config.cluster_m);
   s.cluster_n = static_cast<uint8_t>(config.cluster_n);
-  const int64_t rows = ceil_div(ceil_div(x.rows, tile.result_m()), config.cluster_m);
+  const int64_t rows = unit_rows(tile, x.rows, config.cluster_m);
   const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
   const int64_t units = rows * cols * p.batch_count() * config.partials();
   if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
@@ -355,14 +263,14 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
   s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
   s.slices = static_cast<uint8_t>(config.slices());
-  params.idle_stages = static_cast<uint8_t>(idle_stages(Shape(p, config.swap), tile, config, sms));
+  params.idle_stages = static_cast<uint8_t>(plan.idle_stages);
   s.cluster_shift = static_cast<uint8_t>(std::countr_zero(static_cast<unsigned>(launch.cluster)));
   launch.blocks = dim3(config.grid == Grid::kResident ? resident : units);
   if (s.one_wave) launch.blocks = dim3(s.rows, static_cast<uint32_t>(cols), s.products);
   if (s.columns_first) std::swap(launch.blocks.x, launch.blocks.y);
   launch.blocks.x *= launch.cluster;
 
-  status = launch_in(p, plan, params, launch);
+  status = launch_in(p, plan, params, up, launch);
   if (!status.ok() || config.partials() == 1) return status;
   return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch,
                        config.partials(), executor.stream);

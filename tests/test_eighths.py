@@ -54,7 +54,8 @@ def test_steps(tile, rng):
 def test_rows(tile, rng):
     """Rows come by eights, and those by tiles: any number of them."""
     counts = (*range(1, 18), *range(507, 518), *range(1020, 1030), *range(2044, 2054))
-    check_all(products(rng, [(m, 70, 131) for m in counts]), "sm90", **options(tile))
+    for n in (70, 72):  # the copy engine writes the latter's results
+        check_all(products(rng, [(m, n, 131) for m in counts]), "sm90", **options(tile))
 
 
 @pytest.mark.gpu

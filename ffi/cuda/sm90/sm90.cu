@@ -76,7 +76,7 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.activation = p.activation;
   out.f32 = p.d == DType::kF32;
   out.plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
-  out.copy = !out.f32 && p.n % 8 == 0 && !(eighths && p.m % 8 != 0) && aligned(buffers.d, 16);
+  out.copy = !out.f32 && p.n % 8 == 0 && aligned(buffers.d, 16);
   out.pairs = p.n % 2 == 0 && aligned(buffers.d, 2 * static_cast<int64_t>(dtype_bytes(p.d)));
   return out;
 }

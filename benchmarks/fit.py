@@ -1,6 +1,7 @@
 """Fits the constants of sm90's cost model to timings: python benchmarks/fit.py --steps 20000
 
-Timings are those that regret.py writes, by default benchmarks/results/nvidia-h200/fit.json. The model, which is
+Timings are those that regret.py writes, on devices that jaxgemm.roofline knows, by default
+benchmarks/results/nvidia-h200/fit.json; cost.cc names the files that its constants are of. The model, which is
 ffi/cuda/sm90/cost.cc itself with its constants as variables, is compiled, and a random walk changes a few constants
 at a time for what its choices lose against the best configuration of each product, and for how far its times are from
 those measured. The launch is set last, so that small products take on average what is expected of them, as `auto`
@@ -25,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxgemm import report
+from jaxgemm.roofline import KNOWN_DEVICES, DeviceLimits
 
 _ROOT = Path(__file__).resolve().parent.parent
 _MODEL = "ffi/cuda/sm90/cost.cc"
 _DATA = _ROOT / "benchmarks/results/nvidia-h200/fit.json"
+_FITTED = KNOWN_DEVICES["NVIDIA H200"]  # whose rates the constants are
 
 _SCALAR = re.compile(r"^constexpr double (k\w+) = ([-\d.e]+);", re.MULTILINE)
 _ARRAY = re.compile(r"^constexpr double (k\w+)\[\] = \{([^}]*)\};", re.MULTILINE)
@@ -52,13 +55,14 @@ struct Timing {
 };
 struct Product {
   GemmProblem problem;
+  Machine machine;
   std::vector<Timing> timings;
   double best = INFINITY;
 };
 std::vector<Product> products;
 
-double expected(const GemmProblem& p, const Config& c) {
-  return cost(p, Shape(p, c.swap), kTiles[c.tile], c, kModelSms);
+double expected(const Product& of, const Config& c) {
+  return cost(of.problem, Shape(of.problem, c.swap), kTiles[c.tile], c, of.machine);
 }
 }  // namespace
 
@@ -66,8 +70,9 @@ extern "C" {
 double* constants() { return fitted; }
 
 void add_product(int64_t m, int64_t n, int64_t k, int64_t batch, int a_transposed, int b_transposed, int bias,
-                 int activation) {
+                 int activation, int multiprocessors, double bandwidth) {
   Product& product = products.emplace_back();
+  product.machine = {multiprocessors, bandwidth};
   GemmProblem& p = product.problem;
   p.m = m, p.n = n, p.k = k, p.batch[1] = batch;
   p.a = {DType::kBF16, a_transposed != 0, a_transposed ? m : k, {0, batch > 1 ? m * k : 0}};
@@ -97,7 +102,7 @@ int add_timing(const int64_t* o, double us) {
 }
 
 double expect(int64_t product, int64_t timing) {
-  return expected(products[product].problem, products[product].timings[timing].config);
+  return expected(products[product], products[product].timings[timing].config);
 }
 
 // The mean logarithm of what choices lose, and into `smooth` the same with every configuration weighed by how near it
@@ -107,7 +112,7 @@ double loss(double weight, double* smooth) {
   *smooth = 0;
   for (const Product& product : products) {
     std::vector<double> e;
-    for (const Timing& t : product.timings) e.push_back(std::log(expected(product.problem, t.config)));
+    for (const Timing& t : product.timings) e.push_back(std::log(expected(product, t.config)));
     const size_t choice = std::min_element(e.begin(), e.end()) - e.begin();  // the first of equals
     const double least = e[choice];
     double sum = 0, near = 0, error = 0;
@@ -164,7 +169,7 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
         raise RuntimeError(f"the model did not compile:\n{done.stderr[-2000:]}")
     model = ctypes.CDLL(str(library))
     model.constants.restype = ctypes.POINTER(ctypes.c_double)
-    model.add_product.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_int] * 4
+    model.add_product.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_int] * 5 + [ctypes.c_double]
     model.add_timing.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_double]
     model.expect.argtypes, model.expect.restype = [ctypes.c_int64] * 2, ctypes.c_double
     model.loss.argtypes, model.loss.restype = [ctypes.c_double, ctypes.POINTER(ctypes.c_double)], ctypes.c_double
@@ -174,14 +179,15 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
 _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 4}  # as ffi/problem.h counts them
 
 
-def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]]) -> list[list[float]]:
-    """Give the timings of a result file's products to the model; returns their microseconds."""
+def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]], device: DeviceLimits = _FITTED) -> list[list[float]]:
+    """Give the timings of a result file's products, and whose they are, to the model; returns their microseconds."""
     found: list[list[float]] = []
     row = ctypes.c_int64 * model.option_count()
     for p in products:
         transposed = [int(letter == "T") for letter in p["layout"]]
         model.add_product(
-            p["m"], p["n"], p["k"], p["batch"] or 1, *transposed, int(p["bias"]), _ACTIVATIONS[p["activation"]]
+            *(p["m"], p["n"], p["k"], p["batch"] or 1, *transposed, int(p["bias"]), _ACTIVATIONS[p["activation"]]),
+            *(device.multiprocessors, device.bandwidth),
         )
         found.append([])
         for line in p["configurations"]:
@@ -261,13 +267,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="beginnings of constants' names, by commas: the others stay")
     options = parser.parse_args(arguments)
     try:
-        products = [p for file in options.files for p in json.loads(file.read_text())["rows"]]
+        documents = [json.loads(file.read_text()) for file in options.files]
+        timed = [(document["rows"], KNOWN_DEVICES[document["device"]]) for document in documents]
     except (OSError, KeyError, json.JSONDecodeError) as error:
         parser.error(f"no file of timings: {error}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             model, names = compiled(Path(folder))
-            found = load(model, products)
+            found = [us for rows, device in timed for us in load(model, rows, device)]
         except (RuntimeError, ValueError) as error:
             parser.error(str(error))
         only = tuple(options.only.split(","))
@@ -280,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             offset = launch_offset(model, found)
             return f"choices take {choice:.4f} times the best; small ones {offset:+.2f} us more than expected"
 
-        print(f"{len(products)} products, {sum(map(len, found))} timings: {judged()}")
+        print(f"{len(found)} products, {sum(map(len, found))} timings: {judged()}")
         if options.steps > 0:
             search(model, names, options.steps, options.weight, options.seed, only)
             print(f"fitted: {judged()}")

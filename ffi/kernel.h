@@ -29,6 +29,12 @@ struct Executor {
   std::function<void(int64_t count, const std::function<void(int64_t)>& body)> parallel_for;
 };
 
+// What cost models know of a device.
+struct Machine {
+  int multiprocessors;
+  double bandwidth;  // of its memory, in bytes per second; 0: not known
+};
+
 struct TypeRule {
   DType a, b, d;
   DType accumulator;
@@ -72,7 +78,7 @@ struct KernelEntry {
   std::string (*unsupported)(const GemmProblem&) = nullptr;
   // Configurations for the problem, best first, with the options that problem.config fixes kept; a pure
   // function, so that the choice can be made while tracing. Null for a kernel without a cost model.
-  std::vector<Candidate> (*candidates)(const GemmProblem&, int sm_count) = nullptr;
+  std::vector<Candidate> (*candidates)(const GemmProblem&, const Machine&) = nullptr;
   // Bytes of workspace. Null means none.
   size_t (*workspace)(const GemmProblem&) = nullptr;
   // Per-device set-up, run outside of graph capture before the first launch on a device. May be null.

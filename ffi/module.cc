@@ -107,13 +107,13 @@ std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
 
 // (option values, predicted microseconds) of each candidate, best first; empty without a cost model.
 std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall& call, int arch,
-                                                                int sm_count) {
+                                                                int sm_count, double bandwidth) {
   std::vector<std::pair<std::vector<int64_t>, double>> out;
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
   if (!call.decode(problem, entry).ok() || !unsupported_reason(*entry, problem, arch).empty()) return out;
   if (!entry->candidates) return out;
-  for (Candidate& c : entry->candidates(problem, sm_count))
+  for (Candidate& c : entry->candidates(problem, Machine{sm_count, bandwidth}))
     out.emplace_back(std::move(c.config), c.microseconds);
   return out;
 }
@@ -141,6 +141,7 @@ NB_MODULE(_ffi, m) {
   m.def("check", &jaxgemm::check, nb::arg("call"), nb::arg("arch"),
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
   m.def("candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),
+        nb::arg("bandwidth"),
         "(option values, predicted microseconds) of each configuration, best first; empty without a cost "
-        "model.");
+        "model. The bandwidth is in bytes per second, 0 where it is not known.");
 }

@@ -7,6 +7,7 @@ from functools import cache
 
 import jax
 
+from jaxgemm import roofline
 from jaxgemm._runtime import ffi
 
 
@@ -81,17 +82,19 @@ class Device:
         name: the device's own name.
         arch: compute capability times ten; 0 where there is none.
         sm_count: streaming multiprocessors; 0 where there are none.
+        bandwidth: of a GPU's memory, in bytes per second; 0 where it is not known, and taken to be an H200's.
     """
 
     platform: str
     name: str
     arch: int
     sm_count: int
+    bandwidth: float = 0.0
 
 
 CPU = Device("cpu", "cpu", 0, 0)
 #: Stands in when a program for CUDA is lowered on a machine that has no such device.
-H200 = Device("cuda", "NVIDIA H200", 90, 132)
+H200 = Device("cuda", "NVIDIA H200", 90, 132, roofline.KNOWN_DEVICES["NVIDIA H200"].bandwidth)
 
 
 @cache
@@ -106,7 +109,9 @@ def device_for(platform: str) -> Device:
     except RuntimeError:
         return H200
     major, minor = str(device.compute_capability).split(".")
-    return Device("cuda", device.device_kind, int(major) * 10 + int(minor), int(device.core_count))
+    limits = roofline.attached_device(device.local_hardware_id or 0)
+    bandwidth = limits.bandwidth if limits else 0.0
+    return Device("cuda", device.device_kind, int(major) * 10 + int(minor), int(device.core_count), bandwidth)
 
 
 def default_platform() -> str:

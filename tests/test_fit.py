@@ -96,16 +96,16 @@ def test_its_lines_are_those_of_the_source(script):
 def test_the_command_judges_a_file(script, tmp_path, capsys):
     file = tmp_path / "fit.json"
     two = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0), ((64, 32, 2, 1, 1, 1, 1, 1, 1, 1, 1), 6.0)]
-    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), two)]}))
+    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), two)]}))
     assert script.main([str(file), "--steps", "0"]) == 0
     assert "1 products, 2 timings: choices take" in capsys.readouterr().out
     same = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), us) for us in (6.0, 7.2, 5.0)]
-    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), same)]}))
+    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), same)]}))
     assert script.main([str(file), "--steps", "0"]) == 0
     assert "choices take 1.2000 times the best" in capsys.readouterr().out  # of equals the first is the choice
     before = (script._ROOT / script._MODEL).read_text()
     near = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 2.9)]
-    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), near)]}))
+    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), near)]}))
     assert script.main([str(file), "--steps", "40", "--only", "kLaunch,kTurn"]) == 0
     changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("constexpr")]
     changed = [line.split()[2].removesuffix("[]") for line in changed if line not in before]
@@ -115,7 +115,7 @@ def test_the_command_judges_a_file(script, tmp_path, capsys):
         script.main([str(file), "--only", "kNothing"])
     assert "no constant's name begins with kNothing" in capsys.readouterr().err
     unknown = [((72, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)]
-    file.write_text(json.dumps({"rows": [product(Case(256, 256, 256, "bfloat16"), unknown)]}))
+    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), unknown)]}))
     with pytest.raises(SystemExit, match="2"):
         script.main([str(file), "--steps", "0"])
     assert "no configuration of 256x256x256 has a tile that there is" in capsys.readouterr().err

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from oracle import Product, run_all
 
-from jaxgemm.kernels import find_kernel
+from jaxgemm.case import Case
+from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.select import candidates, configuration
 
 ROW = find_kernel("sm90")
 TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")
@@ -39,3 +42,30 @@ def test_every_walk_computes_every_tile(case, rng):
         product.check(result, "sm90")
     for results, i in itertools.product(found[1:], range(len(products))):
         assert results[i].tobytes() == found[0][i].tobytes()
+
+
+def expected(benchmark_script, case, device=H200, **options):
+    """Microseconds by the model, of the best configuration with these options."""
+    config = configuration(ROW, tuple(options.items()))
+    return candidates(ROW, config, benchmark_script("tune").problem_of(case), device)[0].microseconds
+
+
+@pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")
+def test_the_model_knows_what_blocks_of_a_gpc_ask_for_alike(benchmark_script):
+    """Of 16 such, 16 rows by one column load more than 8 by two; a cluster of two columns loads their row once."""
+    case = Case(3328, 9088, 2240, "bfloat16")
+    tile = {"tile_m": 128, "tile_n": 128, "schedule": 2, "swap": 1}
+    alone, both = ({"cluster_m": 1, "cluster_n": n} for n in (1, 2))
+    tall, square = (expected(benchmark_script, case, **tile, **alone, group=group) for group in (26, 8))
+    assert square < 0.95 * tall
+    assert expected(benchmark_script, case, **tile, **both, group=26) < tall
+
+
+@pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")
+def test_the_model_asks_how_fast_memory_is(benchmark_script):
+    half, unknown = (replace(H200, bandwidth=bandwidth) for bandwidth in (H200.bandwidth / 2, 0.0))
+    few, many = Case(16, 8192, 8192, "bfloat16"), Case(4096, 4096, 4096, "bfloat16")
+    times = {device: [expected(benchmark_script, case, device) for case in (few, many)] for device in (H200, half)}
+    assert times[half][0] > 1.5 * times[H200][0]
+    assert times[half][1] < 1.2 * times[H200][1]
+    assert [expected(benchmark_script, case, unknown) for case in (few, many)] == times[H200]

@@ -11,6 +11,8 @@ namespace jaxgemm::cuda {
 // Multiprocessors of the chip that the cost models were fitted on. Plans are made for it, so that results do
 // not depend on the chip.
 constexpr int kModelSms = 132;
+// The same, an H200.
+constexpr Machine kModelMachine{kModelSms, 4.814304e12};
 
 inline bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 

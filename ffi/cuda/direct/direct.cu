@@ -73,10 +73,10 @@ std::string unsupported_direct(const GemmProblem& p) {
   return {};
 }
 
-std::vector<Candidate> candidates_direct(const GemmProblem& p, int sm_count) {
+std::vector<Candidate> candidates_direct(const GemmProblem& p, const Machine& machine) {
   std::vector<Candidate> candidates;
   if (p.output_empty()) return candidates;
-  for (const RankedConfig& ranked : rank_configs(p, sm_count)) {
+  for (const RankedConfig& ranked : rank_configs(p, machine.multiprocessors)) {
     candidates.push_back({{ranked.config.tile + 1, ranked.config.warps}, ranked.microseconds});
   }
   return candidates;

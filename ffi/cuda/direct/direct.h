@@ -8,7 +8,7 @@
 namespace jaxgemm::cuda {
 
 std::string unsupported_direct(const GemmProblem&);
-std::vector<Candidate> candidates_direct(const GemmProblem&, int sm_count);
+std::vector<Candidate> candidates_direct(const GemmProblem&, const Machine&);
 Status prepare_direct(const GemmProblem&, int device);
 Status launch_direct(const GemmProblem&, const GemmBuffers&, const Executor&);
 

@@ -11,7 +11,7 @@ std::string unsupported_gemv(const GemmProblem& p) {
   return reason;
 }
 
-std::vector<Candidate> candidates_gemv(const GemmProblem& p, int) {
+std::vector<Candidate> candidates_gemv(const GemmProblem& p, const Machine&) {
   if (p.output_empty()) return {};
   std::string reason;
   const gemv::Plan plan = gemv::make_plan(p, true, &reason);

@@ -8,7 +8,7 @@
 namespace jaxgemm::cuda {
 
 Status launch_gemv(const GemmProblem&, const GemmBuffers&, const Executor&);
-std::vector<Candidate> candidates_gemv(const GemmProblem&, int sm_count);
+std::vector<Candidate> candidates_gemv(const GemmProblem&, const Machine&);
 std::string unsupported_gemv(const GemmProblem&);
 
 }  // namespace jaxgemm::cuda

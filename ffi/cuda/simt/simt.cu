@@ -126,8 +126,8 @@ std::string unsupported_simt(const GemmProblem& p) {
          " operands, which have tiles 1 to " + std::to_string(tiles);
 }
 
-std::vector<Candidate> candidates_simt(const GemmProblem& p, int sm_count) {
-  return simt::rank_tiles(p, sm_count);
+std::vector<Candidate> candidates_simt(const GemmProblem& p, const Machine& machine) {
+  return simt::rank_tiles(p, machine.multiprocessors);
 }
 
 size_t workspace_simt(const GemmProblem& p) { return simt::workspace_bytes(p); }

@@ -11,6 +11,6 @@ Status launch_simt(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status prepare_simt(const GemmProblem&, int device);
 size_t workspace_simt(const GemmProblem&);
 std::string unsupported_simt(const GemmProblem&);
-std::vector<Candidate> candidates_simt(const GemmProblem&, int sm_count);
+std::vector<Candidate> candidates_simt(const GemmProblem&, const Machine&);
 
 }  // namespace jaxgemm::cuda

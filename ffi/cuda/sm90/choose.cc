@@ -15,8 +15,9 @@ constexpr int64_t kMaxSplit = 256, kMaxPitch = 1 << 27;  // the latter where 8 l
 
 // The walk over the units that costs least. Where there is one wave it is along the rows or the columns, as
 // the grid says whose unit is whose, unless sums are long and another walk costs enough less.
-RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c, int sms) {
-  const Units u(s, t, c, sms);
+RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c,
+                       const Machine& machine) {
+  const Units u(s, t, c, machine.multiprocessors);
   const int all = static_cast<int>(std::min(u.rows, double(kMaxGroup)));
   const bool by_grid = one_wave(u.all(), u.clusters, c.cluster()), long_sums = s.k / c.split_k >= kLongSums;
   RankedConfig best;
@@ -25,7 +26,7 @@ RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t
     const bool other = by_grid && group != all && group != 1;
     if (group > all || (other && !long_sums)) continue;
     c.group = group;
-    const double time = cost(p, s, t, c, sms);
+    const double time = cost(p, s, t, c, machine);
     if (time * (other ? kOtherWalk : 1) < least) least = time * (other ? kOtherWalk : 1), best = {c, time};
   }
   return best;
@@ -52,13 +53,15 @@ bool in_eighths(const GemmProblem& p, bool swap) {
 }
 
 // The ways to run one tile shape in one orientation.
-void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vector<RankedConfig>* ranked) {
+void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& machine,
+              std::vector<RankedConfig>* ranked) {
   const TileConfig& t = kTiles[c.tile];
   const int64_t tiles = unit_rows(t, s.m, 1) * ceil_div(s.n, t.result_n()) * s.batch;
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
+  const int sms = machine.multiprocessors;
   const auto rank = [&](Config config) {
-    ranked->push_back(fixed(p, kGroup) ? RankedConfig{config, cost(p, s, t, config, sms)}
-                                       : best_walk(p, s, t, config, sms));
+    ranked->push_back(fixed(p, kGroup) ? RankedConfig{config, cost(p, s, t, config, machine)}
+                                       : best_walk(p, s, t, config, machine));
   };
   // Where sums in a cluster are asked for, K is split there or not at all.
   const bool in_cluster = fixed(p, kReduction) == static_cast<int>(Reduction::kCluster);
@@ -101,7 +104,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, int sms, std::vect
 
 }  // namespace
 
-std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
+std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& machine) {
   std::vector<RankedConfig> ranked;
   for (const bool swap : {false, true}) {
     if (fixed(p, kSwap) && fixed(p, kSwap) != (swap ? 2 : 1)) continue;
@@ -136,7 +139,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, int sms) {
           c.swap = swap;
           if (fixed(p, kGroup)) c.group = static_cast<int>(fixed(p, kGroup));
           if (fixed(p, kGrid)) c.grid = static_cast<Grid>(fixed(p, kGrid));
-          consider(p, s, c, sms, &ranked);
+          consider(p, s, c, machine, &ranked);
         }
       }
     }

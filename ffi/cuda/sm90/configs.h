@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "../../arithmetic.h"
 #include "../../problem.h"
@@ -260,14 +259,5 @@ constexpr int kGpcBlocks = 16;
 constexpr bool one_wave(double units, double resident, int cluster) {
   return cluster == 1 && units <= resident;
 }
-
-struct RankedConfig {
-  Config config;
-  double microseconds;  // by the model in cost.cc
-};
-
-// The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
-// that the problem's config fixes are kept. Empty when nothing matches.
-std::vector<RankedConfig> rank_configs(const GemmProblem& problem, int sm_count);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,8 +1,9 @@
 // The cost model: what a configuration should take on a problem, in microseconds, from counts alone.
 //
 // A block's time for one step along K is the largest of what its tensor cores need, what they and the copy
-// engine need of shared memory, and what its share of L2 bandwidth needs, less where the machine is not full
-// or the blocks of a GPC load the same; and no less than a stage's way from L2, divided by the ring's stages.
+// engine need of shared memory, and what its share of L2's bandwidth needs, less where the machine is not
+// full: of that into multiprocessors, and of that out of L2, which sends a line once where blocks of a GPC
+// ask for it at about the same time; and no less than a stage's way from L2, divided by the ring's stages.
 // Units go over the blocks in waves, and each unit ends with an epilogue, which ping-pong hides under the
 // other group's steps. Device memory bounds the whole, and what L2 does not hold until it is needed again is
 // read from there again: how often depends on the walk over the units. Splitting K buys parallelism for the
@@ -16,10 +17,10 @@
 //
 // The constants were fitted by benchmarks/fit.py to timings of products drawn at random and of some that
 // models have, many configurations of each: by the time that the model's choice loses against the best of
-// them, and by how far its times are off. The timings are benchmarks/results/nvidia-h200/fit.json; and, of
-// nvidia-h100-80gb-hbm3, realigned_fit.json for realigned tiles and copied_fit.json for operands that are
-// copied or straddle lines: what follows a copy takes longest there. Constants absorb what the model leaves
-// out, so they are not the machine's rates.
+// them, and by how far its times are off. The timings are benchmarks/results/nvidia-h200/fit.json and, of
+// nvidia-h100-80gb-hbm3, walks_fit.json, eighths_fit.json, copied_fit.json and realigned_fit.json; the rates
+// are an H200's, and memory's is scaled to the machine's. Constants absorb what the model leaves out, so they
+// are not the machine's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -36,63 +37,65 @@ constexpr double kOnTheWay = 9e6;
 constexpr int kLeastStages = 4;
 
 // Rates are per microsecond, times in microseconds.
-constexpr double kDram = 5.189e6;          // bytes
-constexpr double kCache = 18.53e6;         // bytes that are still there when they are read again
-constexpr double kL2 = 19.79e6;            // bytes, to all multiprocessors
-constexpr double kMma = 3.694e6;           // multiply-adds of a multiprocessor,
-constexpr double kThree = 0.9189;          // times this where three warpgroups take turns,
-constexpr double kShared = 330.4e3;        // and bytes of its shared memory
-constexpr double kHeat = 0.1438;           // more time of a multiprocessor where power lowers its clock, and
-constexpr double kHeatWork = 15.12e10;     // multiply-adds of a product from which on it has half of that
-constexpr double kLaunch = 1.879;          // launch, and the way of the first bytes,
-constexpr double kRamp = 0.2179;           // and more until all stages are on their way;
-constexpr double kLight = 0.3246;          // less of it where two blocks share a multiprocessor
-constexpr double kCluster = 0.6123;        // start of a cluster
-constexpr double kMeeting = 0.007859;      // more of a step where blocks share what they load,
-constexpr double kMeetingShort = 0.02255;  // and of one of 64 rows
-constexpr double kSplit = 2.451;           // second kernel
-constexpr double kGather = 0.07278;        // sums of a cluster, to meet,
-constexpr double kGathered = 8471;         // and their bytes
-constexpr double kPartials = 2.729e6;      // bytes, written and read again
-constexpr double kTile = 0.6981;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
-constexpr double kCooperativeTile = 1.894;  // and how much more of one that others wait for
-constexpr double kTurn = 0.2656;            // of a ping-pong group, to take over from the other
-constexpr double kNarrowStrip = 0.592;      // more of it for each halving of a strip's columns, about
-constexpr double kSwapped = 0.7733;         // epilogue of a transposed tile,
-constexpr double kSwappedPartials = 1.81;   // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 2.031;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 7.893;  // of 32
-constexpr double kUnaligned16 = 14.8;   // and of 16;
-constexpr double kUnalignedInTurn64 = 2.145;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 5.382;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 3.16;    // and in columns
-constexpr double kStoresUnaligned = 1.507;    // traffic of unaligned results, parts of sectors,
-constexpr double kStoresSwapped = 8.378;      // and that of those that are columns, in small pieces;
-constexpr double kStoresLines = 1.242;        // of rows that straddle lines,
-constexpr double kStoresSectors = 2.498;      // of those that straddle sectors too,
-constexpr double kStoresColumns = 2.013;      // and, times this, of all where tiles are transposed
-constexpr double kFinished[] = {1, 2.675, 4.541, 3.391};        // by Work, where it is hidden,
-constexpr double kFinishedInTurn[] = {1, 1.877, 3.326, 2.532};  // and where it is not
-constexpr double kRealign = 48.47e3;       // bytes that a multiprocessor loads and realigns,
-constexpr double kRealignLine = 0.001824;  // and each line of them
-constexpr double kNarrowBlock = 2.266;     // loads in 64-byte lines
-constexpr double kLines = 2.708;           // loads of pieces of 128 bytes that straddle lines and sectors,
-constexpr double kSectors = 1.644;         // and of those that straddle lines, in whole sectors
-constexpr double kEighths = 1.25;          // more of either where tiles have every eighth row
-constexpr double kCopied = 1.595;          // loads of what has been copied right before
-constexpr double kLine = 0.001421;         // the next load of the same line
-constexpr double kMerged = 0.2025;         // distinct part of a GPC's loads from which on they cost less, and
-constexpr double kMerging = 1.878;         // how suddenly
-constexpr double kLatency = 0.6932;  // from a load to its bytes, of which every stage of the ring hides some
-constexpr double kIdleL2 = 0.1188;   // time of an L2-bound step on an idle machine, over that on a full one
-constexpr double kContention = 3.223;  // how well multiplying and loading overlap, and
-constexpr double kStep = 0.04845;      // at least, of every step: a warpgroup's loop, and
-constexpr double kFloor = 2.604;       // how well it overlaps with what a step does
-constexpr double kOverlap = 1.799;     // memory and multiprocessors: 1 not at all
-constexpr double kPaired = 2.254;      // the same where two blocks fill each other's gaps
-constexpr double kRepack = 6.321e6;    // bytes of a copied operand, read
-constexpr double kPadded = 1.925;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.733;
+constexpr double kDram = 5.439e6;           // bytes
+constexpr double kCache = 12.69e6;          // bytes that are still there when they are read again
+constexpr double kL2 = 28.32e6;             // bytes, to all multiprocessors
+constexpr double kMma = 3.674e6;            // multiply-adds of a multiprocessor,
+constexpr double kThree = 0.9533;           // times this where three warpgroups take turns,
+constexpr double kShared = 306.2e3;         // and bytes of its shared memory
+constexpr double kHeat = 0.2025;            // more time of a multiprocessor where power lowers its clock, and
+constexpr double kHeatWork = 27.05e10;      // multiply-adds of a product from which on it has half of that
+constexpr double kLaunch = 1.971;           // launch, and the way of the first bytes,
+constexpr double kRamp = 0.1336;            // and more until all stages are on their way;
+constexpr double kLight = 0.3293;           // less of it where two blocks share a multiprocessor
+constexpr double kCluster = 0.573;          // start of a cluster
+constexpr double kMeeting = 0.0009435;      // more of a step where blocks share what they load,
+constexpr double kMeetingShort = 0.007929;  // and of one of 64 rows
+constexpr double kSplit = 2.377;            // second kernel
+constexpr double kGather = 0.04741;         // sums of a cluster, to meet,
+constexpr double kGathered = 10.53e3;       // and their bytes
+constexpr double kPartials = 2.623e6;       // bytes, written and read again
+constexpr double kTile = 0.8675;           // epilogue of a ping-pong warpgroup's 64 x 256 results of 2 bytes,
+constexpr double kCooperativeTile = 1.55;  // and how much more of one that others wait for
+constexpr double kTurn = 0.2661;           // of a ping-pong group, to take over from the other
+constexpr double kNarrowStrip = 0.4646;    // more of it for each halving of a strip's columns, about
+constexpr double kSwapped = 0.5849;        // epilogue of a transposed tile,
+constexpr double kSwappedPartials = 1.887;  // and of one of partial sums, which are scattered
+constexpr double kUnaligned64 = 2.039;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 5.894;  // of 32
+constexpr double kUnaligned16 = 12.69;  // and of 16;
+constexpr double kUnalignedInTurn64 = 2.838;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 5.742;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 4.808;   // and in columns
+constexpr double kStoresUnaligned = 1.585;    // traffic of unaligned results, parts of sectors,
+constexpr double kStoresSwapped = 6.831;      // and that of those that are columns, in small pieces;
+constexpr double kStoresLines = 1.077;        // of rows that straddle lines,
+constexpr double kStoresSectors = 1.517;      // of those that straddle sectors too,
+constexpr double kStoresColumns = 2.36;       // and, times this, of all where tiles are transposed
+constexpr double kFinished[] = {1, 3.208, 5.456, 3.448};        // by Work, where it is hidden,
+constexpr double kFinishedInTurn[] = {1, 2.395, 3.812, 2.542};  // and where it is not
+constexpr double kRealign = 48.21e3;       // bytes that a multiprocessor loads and realigns,
+constexpr double kRealignLine = 0.001489;  // and each line of them
+constexpr double kNarrowBlock = 3.348;     // loads in 64-byte lines
+constexpr double kLines = 3.881;           // loads of pieces of 128 bytes that straddle lines and sectors,
+constexpr double kSectors = 2.294;         // and of those that straddle lines, in whole sectors
+constexpr double kEighths = 1.519;         // more of either where tiles have every eighth row
+constexpr double kCopied = 2.392;          // loads of what has been copied right before
+constexpr double kLine = 0.0008791;        // the next load of the same line
+constexpr double kSent = 9.274e6;          // bytes out of L2, and
+constexpr double kMerging = 4.628;         // how suddenly they are what bounds a load;
+constexpr double kDrift = 0.04613;         // part that is sent again of what blocks of a GPC ask for alike,
+constexpr double kApart = 0.7555;          // and where clusters share it
+constexpr double kLatency = 0.8221;  // from a load to its bytes, of which every stage of the ring hides some
+constexpr double kIdleL2 = 0.03679;  // time of an L2-bound step on an idle machine, over that on a full one
+constexpr double kContention = 4.066;  // how well multiplying and loading overlap, and
+constexpr double kStep = 0.07315;      // at least, of every step: a warpgroup's loop, and
+constexpr double kFloor = 3.286;       // how well it overlaps with what a step does
+constexpr double kOverlap = 1.8;       // memory and multiprocessors: 1 not at all
+constexpr double kPaired = 1.974;      // the same where two blocks fill each other's gaps
+constexpr double kRepack = 6.495e6;    // bytes of a copied operand, read
+constexpr double kPadded = 2.231;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.448;
 
 // Bytes of shared memory that a step of k reads and writes: an instruction takes 64 rows and all columns of
 // the tile, for every 64 rows anew.
@@ -195,21 +198,22 @@ struct Distinct {
   }
 };
 
-// Lines that a step of K loads, of the engine's rows and columns, and what more it takes where they straddle
-// lines of L2.
+// Lines that a step of K loads, of the engine's rows and columns, and what more it takes to load them where
+// they straddle lines of L2, or are halves of such.
 struct Lines {
-  double rows, columns, torn;
+  double rows, columns, more;
 
   Lines(const Operands& o, const Shape& s, const TileConfig& t, const Config& c, int tile_n) {
     const double a = o.a.straddling(), b = o.b.straddling();
     const int block = rows_block(t.result_n());
     const int64_t n = tile_n < t.tile_n ? s.n % t.tile_n : s.n;  // the narrow tiles' columns, or all
-    const double y = s.y_blocks     ? double(round_up(tile_n, block)) * (block == 32 ? kNarrowBlock : 1.0)
+    const double y = s.y_blocks     ? double(round_up(tile_n, block))
                      : t.realigns() ? tile_n
                                     : loaded_rows(n, tile_n, c.cluster_m);
+    const double narrow = s.y_blocks && block == 32 ? kNarrowBlock - 1 : 0;
     rows = double(s.x_blocks ? t.tile_m : loaded_rows(s.m, t.tile_m, c.cluster_n)) / c.cluster_n;
     columns = y / c.cluster_m;
-    torn = rows * ((c.swap ? b : a) - 1) + columns * ((c.swap ? a : b) - 1);
+    more = rows * ((c.swap ? b : a) - 1) + columns * (narrow + (c.swap ? a : b) - 1);
   }
 };
 
@@ -242,7 +246,9 @@ int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {
   return idle_stages(s, t, c, Units(s, t, c, sms));
 }
 
-double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms) {
+double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c,
+            const Machine& machine) {
+  const int sms = machine.multiprocessors;
   const int cluster = c.cluster();
   const Units u(s, t, c, sms);
   const double column_units = u.rows * u.products, units = u.all(), running = u.running();
@@ -270,11 +276,16 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     const double realign = t.realigns() ? (raw.lines * kRealignLine + raw.bytes / kRealign) / part : 0;
     const double mma = std::max({multiply, feed, realign});
     const Lines lines(operands, s, t, c, tile_n);
-    const double all = lines.rows + lines.columns;
-    // Where tiles have every eighth row, those beside each other begin at other rows of y.
-    const double merged = (near.rows * lines.rows + (t.eighths() ? 1 : near.columns) * lines.columns) / all;
-    const double load = (all / either(1, kMerged / merged, kMerging) + lines.torn) * kTileK * 2 * sms / kL2 *
-                        (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
+    // Blocks that ask for the same should do so together, but drift apart: most where clusters share it, or
+    // where tiles have every eighth row, as those beside each other begin at other rows of y.
+    const auto sent_of = [](double distinct, bool apart) {
+      return distinct + (apart ? kApart : kDrift) * (1 - distinct);
+    };
+    const double sent = sent_of(near.rows, c.cluster_n > 1) * lines.rows +
+                        sent_of(near.columns, c.cluster_m > 1 || t.eighths()) * lines.columns;
+    const double bytes_of_line = kTileK * 2 * sms * (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
+    const double load =
+        bytes_of_line * either((lines.rows + lines.columns + lines.more) / kL2, sent / kSent, kMerging);
     return either(either(mma, load, kContention), std::max(kStep, kLatency / stages), kFloor) + meeting;
   };
   const double step = step_of(t.tile_n);
@@ -310,7 +321,8 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double result = result_bytes * batch * double(s.m) * double(s.n) * c.partials();
   const double added = p.has_c && c.partials() == 1 ? result : 0;  // C, read
   const double traffic = c.partials() > 1 ? 0.3 : stores(p, c.swap);
-  const double dram = (read + read_again(s, t, c, u) + added + result * traffic) / kDram;
+  const double rate = kDram * (machine.bandwidth > 0 ? machine.bandwidth / kModelMachine.bandwidth : 1);
+  const double dram = (read + read_again(s, t, c, u) + added + result * traffic) / rate;
 
   const double ramp = kRamp * std::min(1.0, split_steps / 8);
   // A line lies in one slice of L2, which gives it to one block or cluster after the other, and where it

@@ -1,7 +1,8 @@
-// The cost model: see cost.cc.
+// The cost model, cost.cc, and what it ranks, choose.cc.
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "../../arithmetic.h"
 #include "../planning.h"
@@ -45,6 +46,16 @@ struct Units {
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);
 
 // Microseconds that a configuration should take.
-double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms);
+double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c,
+            const Machine& machine);
+
+struct RankedConfig {
+  Config config;
+  double microseconds;  // by the model in cost.cc
+};
+
+// The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
+// that the problem's config fixes are kept. Empty when nothing matches.
+std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine& machine);
 
 }  // namespace jaxgemm::cuda::sm90

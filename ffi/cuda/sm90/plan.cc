@@ -46,7 +46,7 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
 
 Plan make_plan(const GemmProblem& p) {
   Plan plan;
-  const std::vector<RankedConfig> ranked = rank_configs(p, kModelSms);
+  const std::vector<RankedConfig> ranked = rank_configs(p, kModelMachine);
   plan.found = !ranked.empty();
   if (!plan.found) return plan;
   plan.config = ranked[0].config;

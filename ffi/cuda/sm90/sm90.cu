@@ -8,6 +8,7 @@
 #include "../../recall.h"
 #include "../chip.h"
 #include "../planning.h"
+#include "cost.h"
 #include "launch.h"
 #include "maps.h"
 #include "plan.h"
@@ -166,10 +167,10 @@ std::string unsupported_sm90(const GemmProblem& p) {
 
 size_t workspace_sm90(const GemmProblem& p) { return p.output_empty() ? 0 : make_plan(p).workspace; }
 
-std::vector<Candidate> candidates_sm90(const GemmProblem& p, int sm_count) {
+std::vector<Candidate> candidates_sm90(const GemmProblem& p, const Machine& machine) {
   std::vector<Candidate> candidates;
   if (p.output_empty()) return candidates;
-  for (const RankedConfig& ranked : rank_configs(p, sm_count)) {
+  for (const RankedConfig& ranked : rank_configs(p, machine)) {
     const Config& c = ranked.config;
     const TileConfig& tile = kTiles[c.tile];
     candidates.push_back(

@@ -11,7 +11,7 @@ namespace jaxgemm::cuda {
 
 Status launch_sm90(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status prepare_sm90(const GemmProblem&, int device);
-std::vector<Candidate> candidates_sm90(const GemmProblem&, int sm_count);
+std::vector<Candidate> candidates_sm90(const GemmProblem&, const Machine&);
 size_t workspace_sm90(const GemmProblem&);
 std::string unsupported_sm90(const GemmProblem&);
 

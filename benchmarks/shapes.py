@@ -274,7 +274,7 @@ SUITES: dict[str, Suite] = {
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
-    "survey": Suite(_survey(_KINDS, 12, 2038), ("auto", "sm90")),
+    "survey": Suite(_survey(_KINDS, 12, 2040), ("auto", "sm90")),
     "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
     "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
     "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),

@@ -31,8 +31,8 @@ _FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
 #: on it splits sums for few rows, and for results of up to so many elements.
 _WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 3 << 19)
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
-#: and sums of so many elements on, if both are multiples of the last.
-_STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, 64, 16
+#: and sums of so many elements on, either pair of them, if both are multiples of the last.
+_STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, ((64, 64), (32, 96)), 16
 #: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too, as XLA's take several
 #: kernels: where it splits sums for one or two rows, and for more, and for the smallest products from so long sums on.
 _SMALL_FEW, _SMALLEST_FEW, _SPLIT_SMALLEST = (12.0, 36.0), 4.0, 160
@@ -58,7 +58,7 @@ def better_left(problem: Problem, expected: float) -> str:
 
     Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, sgemm and mixed_products of
     benchmarks/shapes.py, products drawn as survey's and small's are, with other seeds, and attention's products as in
-    benchmarks/programs.py.
+    benchmarks/programs.py; and off those of benchmarks/results/nvidia-h100-80gb-hbm3/survey.json.
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if unaligned(problem):
@@ -97,7 +97,8 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
         return "" if split or (k >= _SPLIT_SMALLEST and expected < _SMALLEST_FEW) else _NO_PADDING
     if streams:
         whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
-        return "" if whole and min(side, k) >= _STREAMED_FROM else _STREAMS
+        enough = any(side >= short and k >= sums for short, sums in _STREAMED_FROM)
+        return "" if whole and enough else _STREAMS
     if padded and k >= _SPLIT[0] and results <= _SPLIT[1]:
         return ""
     if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):

@@ -268,13 +268,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         documents = [json.loads(file.read_text()) for file in options.files]
-        timed = [(document["rows"], KNOWN_DEVICES[document["device"]]) for document in documents]
+        timed = [(document["rows"], str(document["device"])) for document in documents]
     except (OSError, KeyError, json.JSONDecodeError) as error:
         parser.error(f"no file of timings: {error}")
+    if unknown := sorted({device for _, device in timed} - set(KNOWN_DEVICES)):
+        parser.error(f"no rates of {', '.join(unknown)}: jaxgemm.roofline knows {', '.join(KNOWN_DEVICES)}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             model, names = compiled(Path(folder))
-            found = [us for rows, device in timed for us in load(model, rows, device)]
+            found = [us for rows, device in timed for us in load(model, rows, KNOWN_DEVICES[device])]
         except (RuntimeError, ValueError) as error:
             parser.error(str(error))
         only = tuple(options.only.split(","))

@@ -76,6 +76,15 @@ def test_a_search_finds_its_way_back(script, model, benchmark_script):
     assert smooth.value < 0.7 * before
 
 
+def test_timings_are_of_their_own_device(script, model):
+    """A device of slower memory takes longer for few rows, which the constants, an H200's, are not to blame for."""
+    library, _ = model
+    slower = script.KNOWN_DEVICES["NVIDIA H100 80GB HBM3"]
+    timed = [product(Case(16, 8192, 8192, "bfloat16"), [((64, 16, 2, 1, 1, 1, 2, 1, 1, 1, 2), 40.0)])]
+    assert script.load(library, timed) == script.load(library, timed, slower) == [[40.0]]
+    assert library.expect(1, 0) > 1.2 * library.expect(0, 0)
+
+
 def test_its_lines_are_those_of_the_source(script):
     source = (script._ROOT / script._MODEL).read_text()
     _, names, values = script.variable(source)
@@ -99,10 +108,17 @@ def test_the_command_judges_a_file(script, tmp_path, capsys):
     file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), two)]}))
     assert script.main([str(file), "--steps", "0"]) == 0
     assert "1 products, 2 timings: choices take" in capsys.readouterr().out
+    assert script.main([str(file), str(file), "--steps", "0"]) == 0
+    assert "2 products, 4 timings: choices take" in capsys.readouterr().out
     same = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), us) for us in (6.0, 7.2, 5.0)]
     file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), same)]}))
     assert script.main([str(file), "--steps", "0"]) == 0
     assert "choices take 1.2000 times the best" in capsys.readouterr().out  # of equals the first is the choice
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**json.loads(file.read_text()), "device": "an unknown device"}))
+    with pytest.raises(SystemExit):
+        script.main([str(other), "--steps", "0"])
+    assert "no rates of an unknown device: jaxgemm.roofline knows NVIDIA" in capsys.readouterr().err
     before = (script._ROOT / script._MODEL).read_text()
     near = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 2.9)]
     file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), near)]}))

@@ -73,6 +73,7 @@ GELU = Epilogue(activation="gelu")
         # Where ours are as good.
         pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),
         pytest.param("sm90", problem(m=60000, n=112, k=160), id="long, of multiples of 16"),
+        pytest.param("sm90", problem(m=60000, n=32, k=112), id="long and narrow"),
         pytest.param("sm90", replace(problem(m=320, n=320, k=96), batch=(1, 8)), id="a small batch"),
         # Where XLA copies operands first.
         pytest.param("sm90", scores(4, 1024, 16, 64), id="heads"),
@@ -111,6 +112,8 @@ def test_what_auto_takes(chosen, given):
         (problem(m=2, n=8192, k=8192), HOPPER, None, "needs no padding"),
         (problem(m=4, n=16384, k=8192), HOPPER, None, "needs no padding"),
         (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),
+        (problem(m=60000, n=32, k=64), HOPPER, None, "short sums"),
+        (problem(m=60000, n=16, k=112), HOPPER, None, "short sums"),
         (problem(m=10000, n=40, k=24, epilogue=GELU), HOPPER, None, "short sums"),
         (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "needs no padding"),
         (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),

@@ -184,11 +184,10 @@ def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]], device: DeviceL
     found: list[list[float]] = []
     row = ctypes.c_int64 * model.option_count()
     for p in products:
+        extents = p["m"], p["n"], p["k"], p["batch"] or 1
         transposed = [int(letter == "T") for letter in p["layout"]]
-        model.add_product(
-            *(p["m"], p["n"], p["k"], p["batch"] or 1, *transposed, int(p["bias"]), _ACTIVATIONS[p["activation"]]),
-            *(device.multiprocessors, device.bandwidth),
-        )
+        epilogue = int(p["bias"]), _ACTIVATIONS[p["activation"]]
+        model.add_product(*extents, *transposed, *epilogue, device.multiprocessors, device.bandwidth)
         found.append([])
         for line in p["configurations"]:
             *options, _, us = line.split()

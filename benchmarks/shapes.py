@@ -262,6 +262,13 @@ def drawn(each: int, seed: int, kinds: Sequence[int] | None = None) -> tuple[Cas
     return tuple(case for turn in itertools.zip_longest(*of_kinds) for case in turn if case)
 
 
+#: Large flat results, which `auto` has a rule for.
+_FLAT: tuple[Case, ...] = tuple(
+    case
+    for case in _survey((_KINDS[2], _KINDS[4]), 120, 9091)
+    if 512 <= min(case.m, case.n) <= 1448 and max(case.m, case.n) >= 2 * min(case.m, case.n) and case.k >= 1024
+)[:24]
+
 #: The products of the chain "mixed", one by one.
 _MIXED: tuple[Case, ...] = tuple(
     Case(CHAINS["mixed"].rows, n, k, CHAINS["mixed"].dtype)
@@ -274,7 +281,8 @@ SUITES: dict[str, Suite] = {
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
-    "survey": Suite(_survey(_KINDS, 12, 2040), ("auto", "sm90")),
+    "survey": Suite(_survey(_KINDS, 12, 2041), ("auto", "sm90")),
+    "flat": Suite(_FLAT, ("auto", "sm90")),
     "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
     "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
     "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),

@@ -3,6 +3,13 @@
 #: Which operands are stored transposed.
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
+
+def taken(layouts: tuple[str, ...], tile_n: int, swap: int) -> list[str]:
+    """The layouts that sm90's tiles of so many columns take: some widths want the operand that has these along k."""
+    along_k = tile_n > 64 and tile_n % 32 != 0
+    return [x for x in layouts if not along_k or (x[0] == "N" if swap == 2 else x[1] == "T")]
+
+
 #: Around and between the multiples of every tile and vector width.
 RAGGED = ((1, 1, 1), (3, 5, 7), (15, 17, 9), (17, 33, 65), (63, 1, 31), (127, 129, 131), (255, 257, 63))
 

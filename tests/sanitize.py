@@ -58,7 +58,7 @@ EIGHTHS: tuple[dict[str, int], ...] = (
 SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")
 #: So large that there are clusters of tiles of every eighth row.
-CLUSTERED = (1040, 392, 83)
+CLUSTERED = (1043, 392, 83)
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
 #: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.

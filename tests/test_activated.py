@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cases import taken
 from oracle import Product, check_all, check_repeats
 
 from jaxgemm.epilogue import Epilogue
@@ -45,7 +46,8 @@ def test_every_tile(tile_m, tile_n, schedule, blocks, swap, rng):
     rows, cols = (2 * tile_m + 24, 2 * tile_n + 40)
     m, n = (cols + 3, rows) if swap == 2 else (rows + 3, cols)
     for epilogue, k in itertools.product(EPILOGUES, (40, 200)):
-        products = [Product.random(rng, (m, n, k), BF16, layout, **epilogue) for layout in ("NN", "TT")]
+        layouts = taken(("NN", "TT"), tile_n, swap)
+        products = [Product.random(rng, (m, n, k), BF16, layout, **epilogue) for layout in layouts]
         check_all(products, "sm90", **options)
 
 

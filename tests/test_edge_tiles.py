@@ -5,17 +5,23 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from cases import LAYOUTS, taken
 from oracle import Product, check_all
 
-from jaxgemm.kernels import find_kernel
+from jaxgemm.case import Case
+from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.select import candidates, configuration
 
 ROW = find_kernel("sm90")
 TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")
+WIDE = next(types for types in ROW.types if types[0] == "bfloat16" and types[2] == "float32")
 #: The tiles wide enough to have a narrow form, as ffi/cuda/sm90/configs.h has them.
-TILES = [(128, n) for n in (96, 128, 160, 192, 224, 256)]
+TILES = [(128, n) for n in (96, 112, 128, 144, 160, 176, 192, 208, 224, 256)]
 TILES += [(64, n) for n in (96, 128, 192, 256)] + [(192, 160), (192, 192)]
 #: Some of those, and narrow ones.
-CUT = [(64, 16), (64, 64), (64, 256), (128, 96), (128, 224), (128, 256), (192, 160)]
+CUT = [(64, 16), (64, 64), (64, 256), (128, 96), (128, 112), (128, 144), (128, 224), (128, 256), (192, 160)]
+#: Those whose strips of results do not divide them: the last one has columns of the one before too.
+OVERLAPPING = [(tile_m, n) for tile_m, n in TILES if n % 64 and tile_m < 192]
 
 
 def products(rng, edge, swap, layouts=("NN", "NT", "TN")):
@@ -34,7 +40,8 @@ def test_narrow_columns(tile_m, tile_n, rng):
                 continue  # not whole periods of the swizzle
             options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
             options |= {"cluster_m": clusters[0], "cluster_n": clusters[1]}
-            check_all(products(rng, 2 * tile_n + rest, swap, ("NT",) if rest == 40 else ("NN",)), "sm90", **options)
+            layouts = taken(("NT",) if rest == 40 else ("NN", "NT"), tile_n, swap)
+            check_all(products(rng, 2 * tile_n + rest, swap, layouts[:1]), "sm90", **options)
 
 
 @pytest.mark.gpu
@@ -62,7 +69,20 @@ def test_cut_tiles(tile_m, tile_n, swap, clusters, rng):
         shape = (wide, high, 136) if swap == 2 else (high, wide, 136)
         options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
         options |= {"cluster_m": clusters[0], "cluster_n": clusters[1]}
-        check_all([Product.random(rng, shape, TYPES, layout) for layout in ("NN", "NT", "TN", "TT")], "sm90", **options)
+        layouts = taken(LAYOUTS, tile_n, swap)
+        check_all([Product.random(rng, shape, TYPES, layout) for layout in layouts], "sm90", **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("swap", [1, 2])
+@pytest.mark.parametrize(("tile_m", "tile_n"), OVERLAPPING)
+def test_strips_that_overlap(tile_m, tile_n, swap, rng):
+    """Of whole vectors or not, of 16 bits or fp32, with all that an epilogue adds, in whole tiles and a cut one."""
+    options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
+    for types, epilogue in itertools.product((TYPES, WIDE), ({}, {"bias": True, "activation": "gelu", "beta": 0.5})):
+        for columns in (tile_n + 40, 2 * tile_n - 8, 2 * tile_n - 13, 2 * tile_n):
+            shape = (columns, 139, 72) if swap == 2 else (139, columns, 72)
+            check_all([Product.random(rng, shape, types, "NT", **epilogue)], "sm90", **options)
 
 
 @pytest.mark.gpu
@@ -73,3 +93,13 @@ def test_fewer_stages(rows, rng):
     for options in ({}, {"grid": 2}, {"grid": 1}, {"split_k": 2}, {"cluster_m": 4, "cluster_n": 1}):
         check_all(wide, "sm90", swap=2, **options)
     check_all([Product.random(rng, (rows, 4104, 1000), TYPES, "NN", ((12,), (12,)))], "sm90")
+
+
+@pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")
+@pytest.mark.parametrize("tile_n", [112, 144, 176, 208])
+def test_widths_that_want_rows_along_k(benchmark_script, tile_n):
+    """Blocks of another operand would straddle lines of L2."""
+    for layout, swap in itertools.product(LAYOUTS, (1, 2)):
+        problem = benchmark_script("tune").problem_of(Case(1024, 1024, 1024, "bfloat16", layout=layout))
+        found = candidates(ROW, configuration(ROW, (("tile_n", tile_n), ("swap", swap))), problem, H200)
+        assert bool(found) == (layout in taken(LAYOUTS, tile_n, swap))

@@ -74,7 +74,7 @@ def test_the_model_asks_how_fast_memory_is(benchmark_script):
 @pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")
 @pytest.mark.parametrize(("n", "large"), [(8832, False), (8792, True)])
 def test_blocks_of_large_tiles_share_what_takes_long_to_load(benchmark_script, n, large):
-    """More than two of them only where rows straddle lines of L2, as what they load is little for what they multiply."""
+    """More than two of them only where rows straddle lines of L2: they load little for what they multiply."""
     ranked = candidates(ROW, (), benchmark_script("tune").problem_of(Case(896, n, 5696, "bfloat16")), H200)
     given = [dict(zip(ROW.options, x.config, strict=True)) for x in ranked]
     sharing = [x for x in given if x["tile_m"] * x["tile_n"] > 128 * 128 and x["cluster_m"] * x["cluster_n"] > 2]

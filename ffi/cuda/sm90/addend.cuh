@@ -14,7 +14,7 @@ namespace jaxgemm::cuda::sm90 {
 // Of one warp, whose lane 0 copies.
 template <typename E>
 class Addend {
-  static constexpr int kCols = E::kTile.strip_columns();
+  static constexpr int kCols = E::kStripColumns;
 
  public:
   __device__ static void init(uint32_t barriers) {

@@ -67,7 +67,7 @@ struct LaneBias {
 // before the main loop, so that no strip waits for its own.
 template <typename E>
 class TileBias {
-  static constexpr int kCols = E::kTile.strip_columns(), kStrips = E::kResultN / kCols;
+  static constexpr int kCols = E::kStripColumns, kStrips = E::kStrips;
 
  public:
   __device__ __forceinline__ void load(const Output& out, const Strip& first, int lane) {
@@ -83,7 +83,7 @@ class TileBias {
     } else {
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
-        const int col = static_cast<int>(first.col) + i * kCols + 2 * lane;
+        const int col = static_cast<int>(first.col) + strip_column<E>(i) + 2 * lane;
         if (col + 1 < cols)
           raw_[i] = load_ahead_u32(bias + col);
         else if (col < cols)

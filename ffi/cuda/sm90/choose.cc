@@ -52,7 +52,8 @@ bool in_eighths(const GemmProblem& p, bool swap) {
   return usual && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, kRows));
 }
 
-// Whether an operand's rows begin in the middle of lines of L2, or will have been copied: its loads take longer.
+// Whether an operand's rows begin in the middle of lines of L2, or will have been copied: its loads take
+// longer.
 bool straddling(const GemmProblem& p) { return p.a.ld % 64 != 0 || p.b.ld % 64 != 0; }
 
 // The ways to run one tile shape in one orientation.
@@ -121,6 +122,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& mach
       if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
       if (fixed(p, kUnaligned) && fixed(p, kUnaligned) != static_cast<int>(t.unaligned)) continue;
       if (fixed(p, kRows) && fixed(p, kRows) != static_cast<int>(t.rows)) continue;
+      if (t.along_k() && s.y_blocks) continue;
       if (t.realigns() && !realignable(p, swap ? p.a : p.b)) continue;
       if (t.eighths() && !in_eighths(p, swap)) continue;
       const int64_t rows = t.eighths() ? ceil_div(s.m, 8) : s.m;

@@ -46,6 +46,9 @@ struct TileConfig {
   TileRows rows = TileRows::kNext;
 
   constexpr bool eighths() const { return rows == TileRows::kEighth; }
+  // Whether y must have rows along k. Blocks of another's would begin in the middle of lines of L2, which
+  // takes longer than what tiles of such widths spare.
+  constexpr bool along_k() const { return tile_n > 64 && tile_n % 32 != 0; }
   constexpr bool realigns() const { return unaligned == Unaligned::kRealigned; }
 
   // Of the results that a tile makes.
@@ -54,11 +57,18 @@ struct TileConfig {
   // Rows of one warpgroup's accumulators, a multiple of the instruction's 64.
   constexpr int group_rows() const { return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers; }
   constexpr bool narrows() const { return gated == Gated::kNo && tile_n > kNarrow && !realigns(); }
-  // Columns that a warp finishes at a time: the widest of 64, 32, 16 that divides the results, so that no
-  // copy reaches beyond them. With three consumers there are registers for 32 only.
+  // Registers of a thread for its results.
+  constexpr int accumulators() const { return group_rows() * tile_n / 128; }
+  // Columns that a warp finishes at a time. With many accumulators, or three consumers, there are registers
+  // for 32 only.
   constexpr int strip_columns() const {
-    return result_n() % 64 == 0 && consumers < 3 ? 64 : result_n() % 32 == 0 ? 32 : 16;
+    const int most = consumers < 3 && accumulators() <= 128 ? 64 : 32;
+    return result_n() < 32 ? 16 : result_n() < most ? 32 : most;
   }
+  // Strips side by side. Where they do not divide the results the last one has columns of the one before too,
+  // which are written twice, as no copy may reach beyond the tile.
+  constexpr int strips() const { return static_cast<int>(ceil_div(result_n(), strip_columns())); }
+  constexpr int whole_strips() const { return result_n() / strip_columns(); }
   // Staging buffers, of a warp each, that one warp's sums in fp32 take.
   constexpr int sent_buffers() const {
     return static_cast<int>(ceil_div(group_rows() / 4 * tile_n * 4, kStagingBytes));
@@ -96,11 +106,15 @@ constexpr TileConfig kTiles[] = {
     {192, 192, 3, Schedule::kCooperative},
     {192, 160, 3, Schedule::kCooperative},
     {128, 224, 2, Schedule::kCooperative},
+    {128, 208, 2, Schedule::kCooperative},
     {128, 192, 2, Schedule::kCooperative},
+    {128, 176, 2, Schedule::kCooperative},
     {128, 160, 2, Schedule::kCooperative},  // no second tile for a block: both groups store the one there is
     {128, 128, 2, Schedule::kCooperative},
     {128, 160, 2, Schedule::kPingPong},
+    {128, 144, 2, Schedule::kPingPong},
     {128, 128, 2, Schedule::kPingPong},
+    {128, 112, 2, Schedule::kPingPong},
     {128, 96, 2, Schedule::kPingPong},
     {128, 64, 2, Schedule::kPingPong},
     {64, 256, 2, Schedule::kPingPong},

@@ -167,10 +167,12 @@ Work work_of(const GemmProblem& p) {
 // How much longer an epilogue takes by the way that its results are stored.
 double storing(const GemmProblem& p, const TileConfig& t, bool swap) {
   const int columns = t.strip_columns();
-  if (p.n % 8 == 0) return (swap ? kSwapped : 1) * (1 + kNarrowStrip * (64.0 / columns - 1));
+  const double twice = double(t.strips() * columns) / t.result_n();
+  if (p.n % 8 == 0) return twice * (swap ? kSwapped : 1) * (1 + kNarrowStrip * (64.0 / columns - 1));
   if (swap) return kSwapped * kUnalignedSwapped;
-  if (t.schedule != Schedule::kPingPong) return columns == 64 ? kUnalignedInTurn64 : kUnalignedInTurn;
-  return columns == 64 ? kUnaligned64 : columns == 32 ? kUnaligned32 : kUnaligned16;
+  const bool own = columns == 64 && t.strips() == t.whole_strips();  // code for rows
+  if (t.schedule != Schedule::kPingPong) return own ? kUnalignedInTurn64 : kUnalignedInTurn;
+  return own ? kUnaligned64 : columns >= 32 ? kUnaligned32 : kUnaligned16;
 }
 
 // How much more memory traffic the results make by the way that their rows lie in lines.

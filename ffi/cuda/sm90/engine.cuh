@@ -27,11 +27,13 @@ constexpr bool in_rows(Finish finish) { return finish == Finish::kRows || finish
 // mostly rows. Every tile can do all that kFull does.
 constexpr bool has_finish(const TileConfig& tile, Finish finish) {
   if (tile.realigns() && finish == Finish::kActivated) return false;
-  return !in_rows(finish) || tile.strip_columns() == 64 || (finish == Finish::kRows && tile.tile_m == 192);
+  return !in_rows(finish) || (tile.strip_columns() == 64 && tile.result_n() % 64 == 0) ||
+         (finish == Finish::kRows && tile.tile_m == 192);
 }
 
 // Operands as they are usually stored are all that tiles of every eighth row are for.
 constexpr bool has_majors(const TileConfig& tile, Major x, Major y) {
+  if (tile.along_k() && y != Major::kK) return false;
   return !tile.eighths() || (x == Major::kK && y == Major::kMN);
 }
 
@@ -181,6 +183,8 @@ struct Engine {
   static constexpr int kLoadedX = kGated == Gated::kRows ? kLinesX / 2 : kLinesX;
   static constexpr int kLoadedY = kGated == Gated::kColumns ? kLinesY / 2 : kLinesY;
   static constexpr int kResultM = kConfig.result_m(), kResultN = kConfig.result_n();
+  static constexpr int kStripColumns = kConfig.strip_columns(), kStrips = kConfig.strips();
+  static constexpr int kWholeStrips = kConfig.whole_strips();
   static constexpr int kResultBlocksM = kGated == Gated::kRows ? kBlocksM / 2 : kBlocksM;
   static_assert(kGated != Gated::kColumns || (kMajorY == Major::kMN && kLoadedY % kBlockY == 0));
   static_assert(kGated != Gated::kRows || (kMajorX == Major::kMN && kPingPong && kBlocksM == 2));
@@ -197,6 +201,18 @@ struct Strip {
   int64_t row, col;
   int split, batch;
 };
+
+// Where in a tile a strip of results begins.
+template <typename E>
+__device__ __forceinline__ int strip_column(int strip) {
+  return strip < E::kWholeStrips ? strip * E::kStripColumns : E::kResultN - E::kStripColumns;
+}
+
+// And where its values begin among a thread's of 64 rows: those of a gated tile's first weight come first.
+template <typename E>
+__device__ __forceinline__ int first_value(int strip) {
+  return (strip_column<E>(strip % E::kStrips) + strip / E::kStrips * E::kResultN) / 2;
+}
 
 // The parts of a block's shared memory, as shared-window addresses.
 template <typename E>

@@ -23,13 +23,13 @@ namespace jaxgemm::cuda::sm90 {
 template <typename E>
 class EpilogueWarp {
   using In = typename E::In;
-  static constexpr int kCols = E::kTile.strip_columns();
-  static constexpr int kStrips = E::kResultN / kCols;  // side by side in a tile
+  static constexpr int kCols = E::kStripColumns;
+  static constexpr int kStrips = E::kStrips, kWhole = E::kWholeStrips;  // side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
   static constexpr int kBufferBytes = E::kStagingBufferBytes;
   static constexpr int kBuffers = kStagingBuffers;
   static_assert(16 * kCols * 2 <= kBufferBytes);
-  static constexpr int kTogether = kStrips < 2 ? 1 : 2;  // strips of unaligned rows
+  static constexpr int kTogether = kStrips < 2 ? 1 : 2;  // strips of unaligned rows that do not overlap
   using Rows = RowWriter<kCols, kTogether>;
   struct Nothing {
     __device__ Nothing(int64_t, uint32_t) {}
@@ -91,14 +91,13 @@ class EpilogueWarp {
 
  private:
   __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
-    return {first.row + i / kStrips * 64, first.col + i % kStrips * kCols, first.split, first.batch};
+    return {first.row + i / kStrips * 64, first.col + strip_column<E>(i % kStrips), first.split, first.batch};
   }
   __device__ __forceinline__ bool outside(const Strip& s) const {
     return rows_left(s) <= 0 || cols_left(s) <= 0;
   }
 
-  // The usual cases are little code: a copy for every strip spares them the moves, and one for every way of
-  // storing the branches.
+  // The usual cases are little code: one for every strip spares them moves, one for every way branches.
   enum class Way { kCopy, kCopyTransposed, kPairs };
   template <Way kWay>
   __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
@@ -108,7 +107,8 @@ class EpilogueWarp {
       if (outside(strip)) continue;
       float x[kValues];
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[i / kStrips][i % kStrips * kValues + e];
+      for (int e = 0; e < kValues; ++e)
+        x[e] = out_.alpha * acc.value[i / kStrips][first_value<E>(i % kStrips) + e];
       if constexpr (kWay == Way::kPairs)
         store_pairs<float>(x, strip);
       else
@@ -118,6 +118,7 @@ class EpilogueWarp {
 
   // One copy of the code that writes, as it is long, and one for every strip of what stages it.
   __device__ __forceinline__ void store_all_rows(const Accumulators<E>& acc, const Strip& first) {
+    static_assert(kWhole == kStrips);
     constexpr int kAcross = (kStrips + kTogether - 1) / kTogether;
     uint16_t* const d = row_major(first);
     const int rows = rows_of(first) - static_cast<int>(first.row),
@@ -205,7 +206,7 @@ class EpilogueWarp {
 
   __device__ __forceinline__ void store_gated(const Accumulators<E>& acc, const Strip& first) {
     // From strips of results to those of accumulators, and there from the first weight's to the second's.
-    constexpr int kAcross = E::kTileN / kCols;
+    constexpr int kAcross = E::kTileN / E::kResultN * kStrips;
     constexpr int kToUp = E::kGated == Gated::kRows ? E::kResultBlocksM * kAcross : kStrips;
 #pragma unroll 1
     for (int i = 0; i < E::kResultBlocksM * kStrips; ++i) {
@@ -238,12 +239,12 @@ class EpilogueWarp {
   // Calls f with each accumulator of a strip, counted along the tile's whole width.
   template <typename F>
   static __device__ __forceinline__ void for_strip(const Accumulators<E>& acc, int strip, F&& f) {
-    constexpr int kAcross = E::kTileN / kCols;
+    constexpr int kAcross = E::kTileN / E::kResultN * kStrips;
 #pragma unroll
     for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       if (i != strip) continue;
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) f(e, acc.value[i / kAcross][i % kAcross * kValues + e]);
+      for (int e = 0; e < kValues; ++e) f(e, acc.value[i / kAcross][first_value<E>(i % kAcross) + e]);
     }
   }
 
@@ -356,10 +357,10 @@ class EpilogueWarp {
   // `across` counts strips along the rows: they are staged until there are enough to be written, or no more.
   __device__ __forceinline__ void store_rows(Rows& rows, const float (&x)[kValues], const Strip& s,
                                              int across) const {
-    const int staged = across % kTogether;
+    const int staged = across < kWhole ? across % kTogether : 0;
     if (staged == 0) __syncwarp();
     rows.template fill<In>(staged, x);
-    if (staged + 1 < kTogether && across + 1 < kStrips && s.col + kCols < out_.cols) return;
+    if (staged + 1 < kTogether && across + 1 < kWhole && s.col + kCols < out_.cols) return;
     __syncwarp();
     uint16_t* const d = row_major(s) - staged * kCols;
     rows.go_on(d, staged * kCols + cols_left(s));

@@ -58,7 +58,7 @@ def better_left(problem: Problem, expected: float) -> str:
 
     Rules for Hopper, read off timings on an H200: suites bf16, 16bit, unseen, sgemm and mixed_products of
     benchmarks/shapes.py, products drawn as survey's and small's are, with other seeds, and attention's products as in
-    benchmarks/programs.py; and off those of benchmarks/results/nvidia-h100-80gb-hbm3/survey.json.
+    benchmarks/programs.py; and off those of an earlier draw of survey's on an H100.
     """
     size = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
     if unaligned(problem):

@@ -21,7 +21,7 @@ TILES += [(64, n) for n in (96, 128, 192, 256)] + [(192, 160), (192, 192)]
 #: Some of those, and narrow ones.
 CUT = [(64, 16), (64, 64), (64, 256), (128, 96), (128, 112), (128, 144), (128, 224), (128, 256), (192, 160)]
 #: Those whose strips of results do not divide them: the last one has columns of the one before too.
-OVERLAPPING = [(tile_m, n) for tile_m, n in TILES if n % 64 and tile_m < 192]
+OVERLAPPING = [(tile_m, n) for tile_m, n in TILES if n % 32]
 
 
 def products(rng, edge, swap, layouts=("NN", "NT", "TN")):

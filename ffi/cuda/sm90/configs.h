@@ -28,7 +28,7 @@ enum class Unaligned : uint8_t { kCopied = 1, kRealigned = 2 };
 enum class TileRows : uint8_t { kNext = 1, kEighth = 2 };
 
 // Where an edge leaves a tile no more columns than this, it multiplies only these: a product a little wider
-// than its tiles then pays for what it has. Strips of results divide it.
+// than its tiles then pays for what it has.
 constexpr int kNarrow = 64;
 
 // Shared memory: what a block may have, what each consumer warp stages its results in, so that warps need not
@@ -62,11 +62,11 @@ struct TileConfig {
   // Columns that a warp finishes at a time. With many accumulators, or three consumers, there are registers
   // for 32 only.
   constexpr int strip_columns() const {
-    const int most = consumers < 3 && accumulators() <= 128 ? 64 : 32;
-    return result_n() < 32 ? 16 : result_n() < most ? 32 : most;
+    const bool wide = consumers < 3 && accumulators() <= 128 && ceil_div(result_n(), 32) % 2 == 0;
+    return result_n() < 32 ? 16 : wide ? 64 : 32;
   }
   // Strips side by side. Where they do not divide the results the last one has columns of the one before too,
-  // which are written twice, as no copy may reach beyond the tile.
+  // which are written twice, as no copy may reach beyond the tile: that takes longer than narrower strips do.
   constexpr int strips() const { return static_cast<int>(ceil_div(result_n(), strip_columns())); }
   constexpr int whole_strips() const { return result_n() / strip_columns(); }
   // Staging buffers, of a warp each, that one warp's sums in fp32 take.

@@ -13,11 +13,11 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// What an engine's code does with results: stores alpha times them as whole vectors, or as rows of 16-bit
-// values that begin anywhere; adds a bias and applies one of the usual activations before it does so, and
-// adds C too where it stores vectors; or has everything. Instructions are cold when a kernel starts, and a
-// short product spends as long on fetching them as on multiplying: a kernel holds little that it does not
-// run.
+// What an engine's code does with results: stores them as whole vectors, or as rows of 16-bit values that
+// begin anywhere; multiplies by alpha, adds a bias and applies one of the usual activations before it does
+// so, and adds C too where it stores vectors; or has everything. Instructions are cold when a kernel starts,
+// and a short product spends as long on fetching them as on multiplying: a kernel holds little that it does
+// not run.
 enum class Finish : uint8_t { kPlain, kRows, kActivated, kActivatedRows, kFull };
 
 constexpr bool in_rows(Finish finish) { return finish == Finish::kRows || finish == Finish::kActivatedRows; }
@@ -56,9 +56,9 @@ struct Output {
   bool pairs;  // neighbouring columns from an even one on are aligned, and never only half inside
 
   Finish finish() const {
-    const bool rows = !copy && !f32 && !swap;
-    if (plain && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
-    if (plain && rows) return Finish::kRows;
+    const bool rows = !copy && !f32 && !swap, same = plain && alpha == 1.f;
+    if (same && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
+    if (same && rows) return Finish::kRows;
     if (copy && usual(activation)) return Finish::kActivated;
     return rows && !c && usual(activation) ? Finish::kActivatedRows : Finish::kFull;
   }

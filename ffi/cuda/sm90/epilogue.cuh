@@ -72,16 +72,22 @@ class EpilogueWarp {
     else if constexpr (E::kFinish == Finish::kActivatedRows)
       store_activated_rows(acc, first);
     else if constexpr (E::kFinish == Finish::kActivated) {
-      if (out_.swap)
+      const bool little =
+          !out_.c && (out_.activation == Activation::kNone || out_.activation == Activation::kRelu);
+      if (little && out_.swap)
+        store_biased<true>(acc, first);
+      else if (little)
+        store_biased<false>(acc, first);
+      else if (out_.swap)
         store_activated<true>(acc, first);
       else
         store_activated<false>(acc, first);
     } else if (out_.f32)
-      store_plain<Way::kPairs>(acc, first);
+      store_floats(acc, first);
     else if (out_.swap)
-      store_plain<Way::kCopyTransposed>(acc, first);
+      store_plain<true>(acc, first);
     else
-      store_plain<Way::kCopy>(acc, first);
+      store_plain<false>(acc, first);
   }
 
   // Buffers must outlive the copies that read them.
@@ -97,22 +103,60 @@ class EpilogueWarp {
     return rows_left(s) <= 0 || cols_left(s) <= 0;
   }
 
-  // The usual cases are little code: one for every strip spares them moves, one for every way branches.
-  enum class Way { kCopy, kCopyTransposed, kPairs };
-  template <Way kWay>
+  // Vectors that take little code to finish: one for every strip spares them moves, and what is the same for
+  // all. `finished` puts a strip's values, by its number, where it is told.
+  template <bool kTransposed, typename F>
+  __device__ __forceinline__ void store_vectors(const Strip& first, F&& finished) {
+    const int rows = rows_of<kTransposed>(first) - static_cast<int>(first.row);
+    const int cols = static_cast<int>((kTransposed ? out_.rows : out_.cols) - first.col);
+    uint32_t staged = staging_ + staged_matrix<kTransposed, kCols>(0, lane_);
+    asm volatile("" : "+r"(staged));  // computed here, not for every strip
+#pragma unroll
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      if (i / kStrips * 64 >= rows || strip_column<E>(i % kStrips) >= cols) continue;
+      float x[kValues];
+      finished(x, i);
+      // Buffers take turns, unless strips have been left out.
+      if (lane_ == 0) {
+        if (i == 0 || (i % kStrips == 0 && cols <= strip_column<E>(kStrips - 1)))
+          tma_store_wait_read<0>();
+        else
+          tma_store_wait_read<kBuffers - 1>();
+      }
+      __syncwarp();
+      const int buffer = i % kBuffers * kBufferBytes;
+      fill<kTransposed>(staged, buffer, x);
+      copy<kTransposed>(staging_ + buffer, strip_at(first, i));
+    }
+  }
+  static __device__ __forceinline__ float value_of(const Accumulators<E>& acc, int strip, int e) {
+    return acc.value[strip / kStrips][first_value<E>(strip % kStrips) + e];
+  }
+  template <bool kSwap>
   __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
+    store_vectors<kSwap>(first, [&](float (&x)[kValues], int i) {
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) x[e] = value_of(acc, i, e);
+    });
+  }
+  template <bool kSwap>
+  __device__ __forceinline__ void store_biased(const Accumulators<E>& acc, const Strip& first) {
+    store_vectors<kSwap>(first, [&](float (&x)[kValues], int i) {
+      const auto bias = bias_.template of_strip<kSwap>(out_, i, lane_);
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) x[e] = fmaf(out_.alpha, value_of(acc, i, e), bias.of(e));
+      if (out_.activation == Activation::kRelu) activate_usual(Activation::kRelu, x);
+    });
+  }
+  __device__ __forceinline__ void store_floats(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
       if (outside(strip)) continue;
       float x[kValues];
 #pragma unroll
-      for (int e = 0; e < kValues; ++e)
-        x[e] = out_.alpha * acc.value[i / kStrips][first_value<E>(i % kStrips) + e];
-      if constexpr (kWay == Way::kPairs)
-        store_pairs<float>(x, strip);
-      else
-        store_copy<kWay == Way::kCopyTransposed>(x, strip);
+      for (int e = 0; e < kValues; ++e) x[e] = value_of(acc, i, e);
+      store_pairs<float>(x, strip);
     }
   }
 
@@ -138,7 +182,7 @@ class EpilogueWarp {
           if (strip >= kStrips) continue;
           float x[kValues];
 #pragma unroll
-          for (int e = 0; e < kValues; ++e) x[e] = out_.alpha * acc.value[j / kAcross][strip * kValues + e];
+          for (int e = 0; e < kValues; ++e) x[e] = acc.value[j / kAcross][strip * kValues + e];
           rows_.template fill<In>(k, x);
         }
       }
@@ -254,7 +298,11 @@ class EpilogueWarp {
   __device__ __forceinline__ int col_of(int e) const { return e / 4 * 8 + lane_ % 4 * 2 + e % 2; }
   // Extents are below 2^31.
   __device__ __forceinline__ int rows_of(const Strip& s) const {
-    const int rows = static_cast<int>(out_.swap ? out_.cols : out_.rows);
+    return out_.swap ? rows_of<true>(s) : rows_of<false>(s);
+  }
+  template <bool kSwap>
+  __device__ __forceinline__ int rows_of(const Strip& s) const {
+    const int rows = static_cast<int>(kSwap ? out_.cols : out_.rows);
     return E::kEighths ? every_eighth(rows, s.batch) : rows;
   }
   __device__ int rows_left(const Strip& s) const { return min(rows_of(s) - static_cast<int>(s.row), 16); }
@@ -321,13 +369,13 @@ class EpilogueWarp {
   // of a line are XORed with bits 7 and up of the byte offset, as many as a line has units: the copy engine's
   // swizzle.
   template <bool kTransposed>
-  __device__ __forceinline__ void fill(uint32_t buffer, const float (&x)[kValues]) const {
+  __device__ __forceinline__ void fill(uint32_t first, uint32_t buffer, const float (&x)[kValues]) const {
 #pragma unroll
     for (int j = 0; j < kCols; j += 16) {
       uint32_t r[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) r[i] = pack<In>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
-      const uint32_t to = buffer + staged_matrix<kTransposed, kCols>(j, lane_);
+      const uint32_t to = next_matrix<kTransposed>(first, j) + buffer;
       if constexpr (kTransposed)
         store_matrix_x4_transposed(to, r);
       else
@@ -336,11 +384,15 @@ class EpilogueWarp {
   }
   template <bool kTransposed>
   __device__ __forceinline__ void store_copy(const float (&x)[kValues], const Strip& s) {
-    const uint32_t buffer = staging_ + buffer_ * kBufferBytes;
+    const uint32_t buffer = buffer_ * kBufferBytes;
     buffer_ = (buffer_ + 1) % kBuffers;
     if (lane_ == 0) tma_store_wait_read<kBuffers - 1>();
     __syncwarp();
-    fill<kTransposed>(buffer, x);
+    fill<kTransposed>(staging_ + staged_matrix<kTransposed, kCols>(0, lane_), buffer, x);
+    copy<kTransposed>(staging_ + buffer, s);
+  }
+  template <bool kTransposed>
+  __device__ __forceinline__ void copy(uint32_t buffer, const Strip& s) const {
     fence_shared_to_async();
     __syncwarp();
     if (lane_ == 0) {

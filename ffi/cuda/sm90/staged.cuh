@@ -22,4 +22,10 @@ __device__ __forceinline__ uint32_t staged_matrix(int column, int lane) {
                      : swizzled<kCols>(matrix % 2 * 8 + line, (column + matrix / 2 * 8) * 2);
 }
 
+// The same from where the first 16 columns are, for a multiple of 16.
+template <bool kTransposed>
+__device__ __forceinline__ uint32_t next_matrix(uint32_t first, int column) {
+  return kTransposed ? first + column * 32 : first ^ column * 2;
+}
+
 }  // namespace jaxgemm::cuda::sm90

@@ -59,6 +59,23 @@ def test_narrow_columns_with_all_else(rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("grid", [1, 2])
+@pytest.mark.parametrize("cluster_m", [1, 2, 4])
+@pytest.mark.parametrize(("tile_m", "tile_n", "schedule"), [(128, 128, 1), (128, 128, 2), (64, 192, 2)])
+def test_narrow_columns_after_all_others(tile_m, tile_n, schedule, cluster_m, grid, rng):
+    """Of 132 blocks those without a tile in the last wave of whole ones get the narrow tiles, or all blocks do."""
+    options = {"tile_m": tile_m, "tile_n": tile_n, "schedule": schedule, "grid": grid}
+    waves = ((16, 16), (13, 11), (33, 4), (44, 6), (65, 2), (130, 1), (9, 29))  # whole tiles, down and across
+    check_all(
+        [Product.random(rng, (tile_m * down - 3, tile_n * across + 9, 72), TYPES) for down, across in waves],
+        "sm90",
+        **options,
+        cluster_m=cluster_m,
+        cluster_n=1,
+    )
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("clusters", [(1, 1), (2, 1), (1, 2), (2, 4)])
 @pytest.mark.parametrize("swap", [1, 2])
 @pytest.mark.parametrize(("tile_m", "tile_n"), CUT)

@@ -153,6 +153,12 @@ constexpr bool narrow_edge(const TileConfig& t, int64_t columns) {
 // That column of tiles is walked after all others where there are so few waves that it does not cost much to
 // load their rows once more.
 constexpr int kNarrowLastWaves = 8;
+// Of so many clusters at a time, those that walk it: all that have no unit in the last wave of whole ones,
+// where each gets two narrow ones at most, which should not take much longer than a whole one.
+constexpr int64_t narrow_stride(int64_t whole, int64_t narrow, int64_t clusters) {
+  const int64_t idle = clusters - whole % clusters;
+  return narrow <= 2 * idle ? idle : clusters;
+}
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 constexpr int kGatedTileCount = 7;
@@ -171,8 +177,8 @@ constexpr int loaded_rows(int64_t rows, int tile_rows, int share) {
   return rows < tile_rows ? static_cast<int>(round_up(rows, 8 * share)) : tile_rows;
 }
 
-// Rows of tiles, in clusters of so many, that x's rows make. Where tiles have every eighth, those that begin
-// at the first eight rows follow each other, then those that begin where these end.
+// Rows of tiles, in clusters of so many, that x's rows make. Where tiles have every eighth, of each of the
+// first eight rows those that begin with it, and of the first of these one more where that is so.
 constexpr int64_t unit_rows(const TileConfig& t, int64_t rows, int cluster) {
   const int64_t unit = int64_t(t.result_m()) * cluster;
   if (!t.eighths()) return ceil_div(ceil_div(rows, t.result_m()), cluster);

@@ -20,8 +20,9 @@
 // them, and by how far its times are off. The timings are fit.json of benchmarks/results/nvidia-h200 and, of
 // nvidia-h100-80gb-hbm3, walks_fit.json, eighths_fit.json, copied_fit.json and realigned_fit.json. Epilogues
 // have become faster since: what they add for more than storing is fitted to the H200's present_fit.json, and
-// what eighths and copies take to its odd_fit.json too. The rates are an H200's, and memory's is scaled to
-// the machine's. Constants absorb what the model leaves out, so they are not the machine's rates.
+// what clusters, copies, unaligned results and tiles of every eighth row take to its odd_fit.json too. The
+// rates are an H200's, and memory's is scaled to the machine's. Constants absorb what the model leaves out,
+// so they are not the machine's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -49,9 +50,9 @@ constexpr double kHeatWork = 27.05e10;      // multiply-adds of a product from w
 constexpr double kLaunch = 1.971;           // launch, and the way of the first bytes,
 constexpr double kRamp = 0.1336;            // and more until all stages are on their way;
 constexpr double kLight = 0.3293;           // less of it where two blocks share a multiprocessor
-constexpr double kCluster = 0.573;          // start of a cluster
-constexpr double kMeeting = 0.0009435;      // more of a step where blocks share what they load,
-constexpr double kMeetingShort = 0.007929;  // and of one of 64 rows
+constexpr double kCluster = 0.5103;         // start of a cluster
+constexpr double kMeeting = 0.0009225;      // more of a step where blocks share what they load,
+constexpr double kMeetingShort = 0.007841;  // and of one of 64 rows
 constexpr double kSplit = 2.377;            // second kernel
 constexpr double kGather = 0.04741;         // sums of a cluster, to meet,
 constexpr double kGathered = 10.53e3;       // and their bytes
@@ -62,13 +63,13 @@ constexpr double kTurn = 0.2661;           // of a ping-pong group, to take over
 constexpr double kNarrowStrip = 0.4646;    // more of it for each halving of a strip's columns, about
 constexpr double kSwapped = 0.5849;        // epilogue of a transposed tile,
 constexpr double kSwappedPartials = 1.887;  // and of one of partial sums, which are scattered
-constexpr double kUnaligned64 = 2.039;  // of rows that the copy engine cannot write, in strips of 64 columns,
-constexpr double kUnaligned32 = 5.894;  // of 32
-constexpr double kUnaligned16 = 12.69;  // and of 16;
-constexpr double kUnalignedInTurn64 = 2.838;  // the same in a tile that others wait for, in strips of 64
-constexpr double kUnalignedInTurn = 5.742;    // and in narrower ones,
-constexpr double kUnalignedSwapped = 4.808;   // and in columns
-constexpr double kStoresUnaligned = 1.585;    // traffic of unaligned results, parts of sectors,
+constexpr double kUnaligned64 = 1.441;  // of rows that the copy engine cannot write, in strips of 64 columns,
+constexpr double kUnaligned32 = 6.768;  // of 32
+constexpr double kUnaligned16 = 13;     // and of 16;
+constexpr double kUnalignedInTurn64 = 2.982;  // the same in a tile that others wait for, in strips of 64
+constexpr double kUnalignedInTurn = 4.161;    // and in narrower ones,
+constexpr double kUnalignedSwapped = 6.603;   // and in columns
+constexpr double kStoresUnaligned = 2.376;    // traffic of unaligned results, parts of sectors,
 constexpr double kStoresSwapped = 6.831;      // and that of those that are columns, in small pieces;
 constexpr double kStoresLines = 1.077;        // of rows that straddle lines,
 constexpr double kStoresSectors = 1.517;      // of those that straddle sectors too,
@@ -80,13 +81,12 @@ constexpr double kRealignLine = 0.001489;  // and each line of them
 constexpr double kNarrowBlock = 3.348;     // loads in 64-byte lines
 constexpr double kLines = 3.881;           // loads of pieces of 128 bytes that straddle lines and sectors,
 constexpr double kSectors = 2.294;         // and of those that straddle lines, in whole sectors
-constexpr double kEighths = 1.508;         // more of either where tiles have every eighth row
-constexpr double kCopied = 1.97;           // loads of what has been copied right before
+constexpr double kEighths = 1.32;          // more of either where tiles have every eighth row
+constexpr double kCopied = 1.401;          // loads of what has been copied right before
 constexpr double kLine = 0.0008791;        // the next load of the same line
-constexpr double kSent = 9.274e6;          // bytes out of L2, and
-constexpr double kMerging = 4.628;         // how suddenly they are what bounds a load;
-constexpr double kDrift = 0.04613;         // part that is sent again of what blocks of a GPC ask for alike,
-constexpr double kApart = 0.7555;          // and where clusters share it
+constexpr double kSent = 9.574e6;          // bytes out of L2, and
+constexpr double kMerging = 5.345;         // how suddenly they are what bounds a load;
+constexpr double kDrift = 0.04613;         // part that is sent again of what blocks of a GPC ask for alike
 constexpr double kLatency = 0.8221;  // from a load to its bytes, of which every stage of the ring hides some
 constexpr double kIdleL2 = 0.03679;  // time of an L2-bound step on an idle machine, over that on a full one
 constexpr double kContention = 4.066;  // how well multiplying and loading overlap, and
@@ -94,9 +94,9 @@ constexpr double kStep = 0.07315;      // at least, of every step: a warpgroup's
 constexpr double kFloor = 3.286;       // how well it overlaps with what a step does
 constexpr double kOverlap = 1.8;       // memory and multiprocessors: 1 not at all
 constexpr double kPaired = 1.974;      // the same where two blocks fill each other's gaps
-constexpr double kRepack = 6.495e6;    // bytes of a copied operand, read
-constexpr double kPadded = 2.231;      // and, times this, written in whole lines
-constexpr double kRepackFixed = 1.448;
+constexpr double kRepack = 7.139e6;    // bytes of a copied operand, read
+constexpr double kPadded = 2.211;      // and, times this, written in whole lines
+constexpr double kRepackFixed = 1.497;
 
 // Bytes of shared memory that a step of k reads and writes: an instruction takes 64 rows and all columns of
 // the tile, for every 64 rows anew.
@@ -267,6 +267,9 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   const double sharing = std::max(1.0, std::ceil(running * cluster / sms));  // blocks of a multiprocessor
   const double part = 1 / heat / sharing;  // that a block has of a multiprocessor's rates
   const Distinct near(u, u.neighbours(cluster), c.group);
+  // Tiles of every eighth row load y from where their rows begin: of neighbours, so many such places.
+  const double starts =
+      t.eighths() ? std::max(1.0, std::min(double(c.group), rows) / std::ceil(rows / 8)) : 1;
   const RawStage raw(t, s.y_blocks);
   const int bytes = stage_bytes(t, s.y_blocks);
   const int stages =
@@ -279,25 +282,28 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
     const double realign = t.realigns() ? (raw.lines * kRealignLine + raw.bytes / kRealign) / part : 0;
     const double mma = std::max({multiply, feed, realign});
     const Lines lines(operands, s, t, c, tile_n);
-    // Blocks that ask for the same should do so together, but drift apart: most where clusters share it, or
-    // where tiles have every eighth row, as those beside each other begin at other rows of y.
-    const auto sent_of = [](double distinct, bool apart) {
-      return distinct + (apart ? kApart : kDrift) * (1 - distinct);
+    // Blocks that ask for the same do so together, but for a small part of the time, and clusters do not.
+    const auto sent_of = [](double distinct, bool shared) {
+      return shared ? 1 : distinct + kDrift * (1 - distinct);
     };
     const double sent = sent_of(near.rows, c.cluster_n > 1) * lines.rows +
-                        sent_of(near.columns, c.cluster_m > 1 || t.eighths()) * lines.columns;
+                        sent_of(std::min(1.0, near.columns * starts), c.cluster_m > 1) * lines.columns;
     const double bytes_of_line = kTileK * 2 * sms * (kIdleL2 + (t.blocks - kIdleL2) * running / clusters);
     const double load =
         bytes_of_line * either((lines.rows + lines.columns + lines.more) / kL2, sent / kSent, kMerging);
     return either(either(mma, load, kContention), std::max(kStep, kLatency / stages), kFloor) + meeting;
   };
   const double step = step_of(t.tile_n);
-  // Waves of whole tiles. Narrow ones fill the last wave's gaps, and make cheaper waves.
+  // Waves of whole tiles. Narrow ones fill the last wave's gaps, or make cheaper waves.
   const double all_waves = std::ceil(units / clusters);
   double waves = all_waves;
   if (narrow_edge(t, s.n) && c.cluster_n == 1) {
     const double whole = std::ceil((units - column_units) / clusters), narrow = step_of(kNarrow) / step;
-    waves = whole + narrow * (all_waves - whole);
+    const bool last = u.products == 1 && columns > 1 && units <= kNarrowLastWaves * clusters;
+    const double walk =
+        narrow_stride(int64_t(units - column_units), int64_t(column_units), int64_t(clusters));
+    waves = last && walk < clusters ? whole + std::max(0.0, std::ceil(column_units / walk) * narrow - 1)
+                                    : whole + narrow * (all_waves - whole);
   }
   const double steps = waves * split_steps;
   const bool resident = c.grid == Grid::kResident;

@@ -23,14 +23,18 @@ __device__ __forceinline__ int late_of(const Lines& lines, int first) {
 // Of so many rows, every eighth from `first` on.
 __device__ __forceinline__ int every_eighth(int rows, int first) { return (rows - first + 7) / 8; }
 
-// A unit in the rows that its tiles have, in configs.h's order; `batch` is the first of them.
+// A unit in the rows that its tiles have; `batch` is the first of them. Those of one follow each other, as
+// what such tiles load of y begins alike, so that L2 sends it once to several of them.
 template <typename E>
 __device__ __forceinline__ Unit unit_of_rows(const Params& p, Unit unit) {
   if constexpr (E::kEighths) {
     const int in_cluster = p.schedule.cluster_m - 1, shift = p.schedule.cluster_m >> 1;
-    const int cluster = unit.row >> shift;
-    unit.row = (cluster / 8 << shift) + (unit.row & in_cluster);
-    unit.batch = cluster % 8;
+    const int rows = static_cast<int>(p.schedule.rows), longer = rows % 8 * (rows / 8 + 1);
+    const int cluster = unit.row >> shift, first = cluster < longer ? 0 : longer;
+    const int each =
+        rows / 8 + (cluster < longer);  // of those that begin with the same of the first eight rows
+    unit.batch = (cluster - first) / each + (first > 0 ? rows % 8 : 0);
+    unit.row = ((cluster - first) % each << shift) + (unit.row & in_cluster);
     unit.k_blocks = (p.lines.length + late_of(p.lines, unit.batch) + kTileK - 1) / kTileK;
   }
   return unit;

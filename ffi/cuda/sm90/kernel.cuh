@@ -23,7 +23,8 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
   RingPosition<E::kStages> ring;
   const int row = E::kPingPong ? 0 : group * E::kGroupRows;
   int turn = 0;
-  for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride, ++turn) {
+  for (uint32_t index = place.first_unit; index < p.schedule.units;
+       index = place.next(p.schedule, index), ++turn) {
     const Unit unit =
         unit_of_rows<E>(p, p.schedule.one_wave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
     if constexpr (E::kPingPong) {
@@ -50,7 +51,7 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     };
     const auto issued = [&] {
       if constexpr (E::kPingPong) {
-        if (index + place.unit_stride < p.schedule.units) named_barrier_arrive(2 - group, 256);
+        if (place.next(p.schedule, index) < p.schedule.units) named_barrier_arrive(2 - group, 256);
       }
     };
     Accumulators<E> acc;

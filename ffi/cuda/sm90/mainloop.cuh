@@ -192,7 +192,7 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
       ring.next();
     } while (--left > 0);
     if constexpr (kWalk == Walk::kOneWave) return;
-    index += place.unit_stride;
+    index = place.next(p.schedule, index);
     if (index >= p.schedule.units) return;
     start(unit_at(p.schedule, place, index));
   }

@@ -108,7 +108,7 @@ __device__ __forceinline__ void realign_box(uint32_t from, uint32_t to, bool odd
 template <typename E, typename Begin, typename Step>
 __device__ __forceinline__ void walk_steps(const Params& p, Begin&& begin, Step&& step) {
   const ClusterPlace place(p.schedule);
-  for (uint32_t index = place.first_unit; index < p.schedule.units; index += place.unit_stride) {
+  for (uint32_t index = place.first_unit; index < p.schedule.units; index = place.next(p.schedule, index)) {
     const LoadStart start =
         load_start<E>(p, p.schedule.one_wave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
     begin(start);

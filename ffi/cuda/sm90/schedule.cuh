@@ -50,6 +50,8 @@ struct TileSchedule {
   uint32_t k_each, k_extra;   // blocks of K of every piece; so many of the first have one more
   Divisor splits;             // partial results in memory
   bool narrow_last;           // narrow_col is not among `tiles`, and follows them; one split of one product
+  uint32_t narrow_stride;     // clusters that have units of that column, if so: not those of the last whole
+                              // units, unless that leaves too few
   uint32_t rows;              // clusters of tiles along the engine's rows
   Divisor tiles;              // of one split of one product
   Divisor group_tiles;        // of a group of rows that are walked together
@@ -81,6 +83,15 @@ struct ClusterPlace {
     first_unit = s.one_wave ? 0 : blockIdx.x >> s.cluster_shift;
     if (size > 1 && first_unit < s.dealt) first_unit = dealt_unit(first_unit, s.dealt, size);
     unit_stride = s.one_wave ? s.units : gridDim.x >> s.cluster_shift;
+  }
+
+  // The unit that follows `index` here; none from s.units on.
+  __device__ __forceinline__ uint32_t next(const TileSchedule& s, uint32_t index) const {
+    if (!s.narrow_last) return index + unit_stride;
+    const uint32_t whole = s.tiles.divisor;
+    if (index >= whole) return index + s.narrow_stride;
+    const uint32_t next = index + unit_stride;
+    return next < whole + s.narrow_stride ? next : s.units;
   }
 
   __device__ __forceinline__ uint32_t peers() const { return rows + cols - 1; }

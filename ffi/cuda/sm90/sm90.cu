@@ -251,6 +251,8 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
                   config.slices() == 1 && units <= kNarrowLastWaves * resident;
   const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
+  s.narrow_stride = static_cast<uint32_t>(
+      config.grid == Grid::kTiles ? rows : narrow_stride(rows * (cols - 1), rows, resident));
   s.units = static_cast<uint32_t>(units);
   s.products = static_cast<uint32_t>(p.batch_count() * config.partials());
   s.dealt = static_cast<uint16_t>(resident);

@@ -36,6 +36,9 @@ _STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, ((64, 64
 #: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too, as XLA's take several
 #: kernels: where it splits sums for one or two rows, and for more, and for the smallest products from so long sums on.
 _SMALL_FEW, _SMALLEST_FEW, _SPLIT_SMALLEST = (12.0, 36.0), 4.0, 160
+#: Microseconds between which XLA's reduction is faster for one vector and rows along k (vectors.json of
+#: benchmarks/results/nvidia-h200).
+_DOTS = (3.0, 8.0)
 #: Microseconds below which ours are mostly faster, by size of type: above the smallest products XLA often takes several
 #: kernels, and in fp32 its blocks leave multiprocessors idle. The 16-bit rule is for results with as many rows and
 #: columns as _SHORT's first.
@@ -76,6 +79,7 @@ def better_left(problem: Problem, expected: float) -> str:
 
 
 _STREAMS = "short sums for a long result are as fast by XLA"
+_DOTTED = "XLA's reduction is as fast for one vector and a small matrix whose rows are along k"
 _NO_BATCH = "XLA's product is as fast for a batch of aligned products"
 _NO_PADDING = f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
 
@@ -92,6 +96,8 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
             return ""
         copies = _batch_copies(problem) if side > 1 else 0.0  # a vector's products are no matrix product to XLA
         return "" if expected < _XLA_BATCH * expected + copies else _NO_BATCH
+    if side == 1 and _rows_along_k(problem) and expected >= _DOTS[0]:
+        return _DOTTED if expected < _DOTS[1] else ""
     if side < _SHORT[0]:
         split = k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW[side > 2])
         return "" if split or (k >= _SPLIT_SMALLEST and expected < _SMALLEST_FEW) else _NO_PADDING
@@ -121,6 +127,11 @@ def _batch_copies(problem: Problem) -> float:
         if outer > 1 and inner > 1 and far and near and far != inner * near:
             total += _COPY + 2 * size * outer * inner * elements / _XLA_COPIES  # read and written
     return total
+
+
+def _rows_along_k(problem: Problem) -> bool:
+    """Whether the larger operand of a product with a vector has its rows along k."""
+    return problem.b.transposed if problem.m == 1 else not problem.a.transposed
 
 
 def _activates(problem: Problem) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import taken
-from oracle import Product, check_all, check_repeats
+from oracle import Product, check_all, check_repeats, dtype_of
+from scipy import special
 
+import jaxgemm
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.problem import Problem, plan
@@ -73,6 +77,35 @@ def test_batches(rng):
             for beta in (0.0, -1.0)
         ]
         check_all(products, "sm90", tile_m=128, tile_n=128, schedule=schedule, swap=swap)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("types", [BF16, F16], ids=lambda types: types[0])
+def test_every_value(types, activation):
+    """Of every 16-bit number, infinities and NaN among them, beside others in turn: results are rounded once.
+
+    Factors below 2^-126 are 0.
+    """
+    kind = dtype_of(types[0])
+    sigmoid_of = {
+        "gelu": lambda x: x * special.expit(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)),
+        "silu": lambda x: x * special.expit(x),
+    }
+    values = np.arange(1 << 16, dtype=np.uint16).view(kind)
+    zeros = jnp.zeros((16, 8), kind), jnp.zeros((8, 1 << 16), kind)
+    info = jnp.finfo(kind)
+    eps, least = float(info.eps), float(info.smallest_subnormal if kind == np.float16 else info.smallest_normal)
+    for seed, swap in enumerate((1, 1, 2, 2)):
+        bias = np.random.default_rng(seed).permutation(values) if seed % 2 else values
+        gemm = partial(jaxgemm.gemm, kernel="sm90", tile_m=128, tile_n=128, swap=swap)
+        result = np.asarray(gemm(*zeros, bias=jnp.asarray(bias), activation=activation))
+        with np.errstate(invalid="ignore"):  # NaN
+            result, x = result.astype(np.float64), bias.astype(np.float64)
+            exact = sigmoid_of[activation](x)
+            close = abs(result - exact) <= eps * abs(exact) + least + np.minimum(abs(x), 200) * 2.0**-126
+        fine = close | (result == exact) | (np.isnan(result) & np.isnan(exact))
+        assert fine.all(), f"of {bias[~fine.all(0)][:4]}"
 
 
 @pytest.mark.gpu

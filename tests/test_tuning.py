@@ -117,6 +117,7 @@ def test_what_auto_takes(chosen, given):
         (problem(m=10000, n=40, k=24, epilogue=GELU), HOPPER, None, "short sums"),
         (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "needs no padding"),
         (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),
+        (problem(m=4096, n=1, k=1024), HOPPER, None, "XLA's reduction"),
         (replace(problem(m=64, n=64, k=64), batch=(1, 1000)), HOPPER, None, "a batch of aligned products"),
         (scores(1, 4096, 8, 64), HOPPER, None, "a batch of aligned products"),  # of one level
         (scores(8, 2048, 32, 128, queries=1), HOPPER, None, "a batch of aligned products"),

@@ -16,10 +16,10 @@ from jaxgemm.problem import Problem
 
 #: Bytes that the rows of an operand must be a multiple of, or XLA pads it, or uses its slower kernels.
 _PITCH = 16
-#: Those kernels' rates, in products and in bytes a microsecond, and their least time in microseconds: where sums are up
-#: to so long, or of whole steps (_STEP), and for others, for which XLA copies operands, at the last rate, and adds up
-#: parts.
-_XLA_UNALIGNED, _XLA_SUMS, _STEP, _XLA_COPIES = (60e6, 2.2e6, (1.8, 6.9)), 192, 64, 3e6
+#: Those kernels' rates, in products and in bytes a microsecond, and what they take beside that, in microseconds: so
+#: much, and so much more for each element of a sum, up to so many; without a batch, for longer sums of whole steps
+#: (_STEP), which it splits; and for others, for which it copies operands, at the last rate, and adds up parts.
+_XLA_UNALIGNED, _XLA_SUMS, _STEP, _XLA_COPIES = (60e6, 2.2e6, (1.2, 0.016, 1.8, 6.9)), 192, 64, 3e6
 #: Their least time from so many rows and so long sums on, where XLA often pads even short sums.
 _XLA_PADS, _PADDED_FROM = 3.0, (96, 80)
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
@@ -147,13 +147,15 @@ def unaligned(problem: Problem) -> bool:
 
 def unaligned_microseconds(problem: Problem) -> float:
     """Microseconds that XLA's kernels for unaligned rows should take."""
-    rate, bandwidth, least = _XLA_UNALIGNED
+    rate, bandwidth, (least, each, whole, padding) = _XLA_UNALIGNED
     size, batch = np.dtype(jnp.dtype(problem.dtypes[0])).itemsize, math.prod(problem.batch)
     shape = (problem.m, problem.n, problem.k)
     traffic = size * batch * sum(math.prod(shape) // max(side, 1) for side in shape)
-    padded = problem.k > _XLA_SUMS and problem.k % _STEP != 0
+    long = batch == 1 and problem.k > _XLA_SUMS
+    padded = long and problem.k % _STEP != 0
     copies = 2 * size * batch * problem.k * (problem.m + problem.n) / _XLA_COPIES if padded else 0.0  # read and written
     rows, sums = _PADDED_FROM
     pads = batch == 1 and problem.m >= rows and problem.k >= sums
-    fixed = max(least[padded], _XLA_PADS if pads else 0.0) + copies
+    alone = padding if padded else whole if long else least + each * min(problem.k, _XLA_SUMS)
+    fixed = max(alone, _XLA_PADS if pads else 0.0) + copies
     return fixed + max(batch * math.prod(shape) / rate, traffic / bandwidth)

@@ -82,6 +82,7 @@ GELU = Epilogue(activation="gelu")
         pytest.param("sm90", problem(m=64, n=32001, k=2048), id="large unaligned weights"),
         # Small products.
         pytest.param("direct", problem(m=300, n=101, k=300), id="unaligned"),
+        pytest.param("direct", replace(problem(m=145, n=181, k=181), batch=(1, 2)), id="an unaligned batch"),
         pytest.param("direct", problem(m=96, n=200, k=128), id="one of the smallest"),
         pytest.param("direct", problem(m=12, n=136, k=480), id="few rows"),
         pytest.param("direct", problem(m=9, n=768, k=1024), id="few rows of long sums"),

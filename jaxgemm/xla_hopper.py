@@ -31,8 +31,8 @@ _FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
 #: on it splits sums for few rows, and for results of up to so many elements.
 _WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 3 << 19)
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
-#: and sums of so many elements on, either pair of them, if both are multiples of the last.
-_STREAMED, _STREAMED_SUMS, _STREAMED_FROM, _STREAMED_WHOLE = 8192, 384, ((64, 64), (32, 96)), 16
+#: and sums of so many elements on, either pair of them.
+_STREAMED, _STREAMED_SUMS, _STREAMED_FROM = 8192, 384, ((64, 64), (32, 128))
 #: Microseconds below which ours are faster for fewer rows or columns than _SHORT's first, too, as XLA's take several
 #: kernels: where it splits sums for one or two rows, and for more, and for the smallest products from so long sums on.
 _SMALL_FEW, _SMALLEST_FEW, _SPLIT_SMALLEST = (12.0, 36.0), 4.0, 160
@@ -46,8 +46,8 @@ _SMALL = {2: 23.0, 4: 300.0}
 #: The smallest 16-bit products, in microseconds, and one step along k: of shorter sums, and in the smallest products of
 #: such sums, XLA's kernel is faster.
 _SMALLEST, _ONE_STEP = 3.4, 64
-#: Microseconds below which ours are faster for 16-bit batches, and the shortest sums.
-_SMALL_BATCH, _BATCH_SUMS = 17.0, 80
+#: Microseconds below which ours are faster for 16-bit batches, and the shortest sums from so many microseconds on.
+_SMALL_BATCH, _BATCH_SUMS = 17.0, ((0.0, 80), (4.0, 48))
 #: XLA's batches have one stride. It copies an operand whose two levels do not make one, as those of heads that lie
 #: between the rows do not, and then takes so much of our time; and the least time of such a copy, in microseconds.
 _XLA_BATCH, _COPY = 0.92, 1.0
@@ -92,7 +92,7 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     if _activates(problem) and expected < _SMALL_ACTIVATED and not streams:
         return ""
     if problem.batch != (1, 1):
-        if expected < _SMALL_BATCH and k >= _BATCH_SUMS:
+        if expected < _SMALL_BATCH and any(expected >= least and k >= sums for least, sums in _BATCH_SUMS):
             return ""
         copies = _batch_copies(problem) if side > 1 else 0.0  # a vector's products are no matrix product to XLA
         return "" if expected < _XLA_BATCH * expected + copies else _NO_BATCH
@@ -102,9 +102,7 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
         split = k >= _SPLIT_FEW_ROWS and (padded or expected < _SMALL_FEW[side > 2])
         return "" if split or (k >= _SPLIT_SMALLEST and expected < _SMALLEST_FEW) else _NO_PADDING
     if streams:
-        whole = side % _STREAMED_WHOLE == 0 and k % _STREAMED_WHOLE == 0
-        enough = any(side >= short and k >= sums for short, sums in _STREAMED_FROM)
-        return "" if whole and enough else _STREAMS
+        return "" if any(side >= short and k >= sums for short, sums in _STREAMED_FROM) else _STREAMS
     if padded and k >= _SPLIT[0] and results <= _SPLIT[1]:
         return ""
     if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):

@@ -72,9 +72,10 @@ GELU = Epilogue(activation="gelu")
         pytest.param("sm90", problem(m=1000, n=800, k=4200), id="padded sums"),
         # Where ours are as good.
         pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),
-        pytest.param("sm90", problem(m=60000, n=112, k=160), id="long, of multiples of 16"),
-        pytest.param("sm90", problem(m=60000, n=32, k=112), id="long and narrow"),
+        pytest.param("sm90", problem(m=60000, n=104, k=136), id="long, of multiples of 8"),
+        pytest.param("sm90", problem(m=60000, n=32, k=128), id="long and narrow"),
         pytest.param("sm90", replace(problem(m=320, n=320, k=96), batch=(1, 8)), id="a small batch"),
+        pytest.param("sm90", replace(problem(m=248, n=448, k=48), batch=(1, 74)), id="a batch of short sums"),
         # Where XLA copies operands first.
         pytest.param("sm90", scores(4, 1024, 16, 64), id="heads"),
         pytest.param("sm90", problem(m=85, n=1535, k=3553), id="long unaligned sums"),
@@ -119,7 +120,8 @@ def test_what_auto_takes(chosen, given):
         (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "needs no padding"),
         (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),
         (problem(m=4096, n=1, k=1024), HOPPER, None, "XLA's reduction"),
-        (replace(problem(m=64, n=64, k=64), batch=(1, 1000)), HOPPER, None, "a batch of aligned products"),
+        (replace(problem(m=64, n=64, k=40), batch=(1, 1000)), HOPPER, None, "a batch of aligned products"),
+        (replace(problem(m=64, n=64, k=64), batch=(1, 30)), HOPPER, None, "a batch of aligned products"),
         (scores(1, 4096, 8, 64), HOPPER, None, "a batch of aligned products"),  # of one level
         (scores(8, 2048, 32, 128, queries=1), HOPPER, None, "a batch of aligned products"),
         (problem(m=8, n=16384, k=8192, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),

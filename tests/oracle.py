@@ -17,11 +17,10 @@ from scipy import special
 
 import jaxgemm
 
-_SQRT_2_OVER_PI = np.sqrt(2 / np.pi)
-
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + np.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x**3))),
+    # (1 + tanh(u)) / 2, but exact where that is nearly 0.
+    "gelu": lambda x: x * special.expit(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)),
     "gelu_erf": lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))),
     "silu": lambda x: x * special.expit(x),
     "tanh": np.tanh,

@@ -216,6 +216,12 @@ _SMALL_KINDS = (
     Kind((8, 512), (16, 512), (16, 1024), (8, 64), activated=True),
     Kind((16, 192), (100, 1000), (1400, 8000), (8, 64)),
 )
+# Each extent of any kind, so that some of a product's rows begin at multiples of 16 bytes and others do not.
+_PITCH_KINDS = (
+    Kind((32, 8192), (32, 16384), (64, 8192), (1, 8, 64)),
+    Kind((16, 1024), (16, 1024), (16, 1024), (1, 8, 64)),
+    Kind((16, 1024), (16, 1024), (16, 1024), (1, 8, 64), batch=(2, 128)),
+)
 
 
 def _survey(kinds: tuple[Kind, ...], each: int, seed: int, most: float = 1e12) -> tuple[Case, ...]:
@@ -283,6 +289,7 @@ SUITES: dict[str, Suite] = {
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
     "survey": Suite(_survey(_KINDS, 12, 2041), ("auto", "sm90")),
     "flat": Suite(_FLAT, ("auto", "sm90")),
+    "pitches": Suite(_survey(_PITCH_KINDS, 20, 2047, 3e11), ("auto", "sm90")),
     "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
     "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
     "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),

@@ -30,6 +30,9 @@ _FEW_RESULTS, _LONG_SUMS = 1 << 17, 4096
 #: What the length of split sums must be a multiple of, or XLA copies both operands to pad them; the length from which
 #: on it splits sums for few rows, and for results of up to so many elements.
 _WHOLE, _SPLIT_FEW_ROWS, _SPLIT = 128, 1024, (2048, 3 << 19)
+#: The longest sums for which XLA's kernels for rows of results that are no multiple of _PITCH are as fast as ours
+#: (odd_results.json of benchmarks/results/nvidia-h200).
+_ODD_RESULTS = 96
 #: Long results of short sums are moving data: XLA's generated kernels do it as well. Ours are as good from a short side
 #: and sums of so many elements on, either pair of them.
 _STREAMED, _STREAMED_SUMS, _STREAMED_FROM = 8192, 384, ((64, 64), (32, 128))
@@ -81,12 +84,13 @@ def better_left(problem: Problem, expected: float) -> str:
 _STREAMS = "short sums for a long result are as fast by XLA"
 _DOTTED = "XLA's reduction is as fast for one vector and a small matrix whose rows are along k"
 _NO_BATCH = "XLA's product is as fast for a batch of aligned products"
+_SHORTEST = "the shortest sums are as fast by XLA, and the smallest products of short ones"
 _NO_PADDING = f"rows are multiples of {_PITCH} bytes, so XLA's product needs no padding and is as fast"
 
 
 def _aligned_16bit(problem: Problem, expected: float) -> str:
     """The rules for 16-bit products of aligned rows."""
-    k, results = problem.k, problem.m * problem.n
+    size, k, results = 2, problem.k, problem.m * problem.n
     side, long = sorted((problem.m, problem.n))
     padded, streams = k % _WHOLE != 0, k <= _STREAMED_SUMS and long >= _STREAMED
     if _activates(problem) and expected < _SMALL_ACTIVATED and not streams:
@@ -96,6 +100,8 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
             return ""
         copies = _batch_copies(problem) if side > 1 else 0.0  # a vector's products are no matrix product to XLA
         return "" if expected < _XLA_BATCH * expected + copies else _NO_BATCH
+    if side >= _SHORT[0] and problem.n * size % _PITCH:
+        return "" if k > _ODD_RESULTS else _SHORTEST
     if side == 1 and _rows_along_k(problem) and expected >= _DOTS[0]:
         return _DOTTED if expected < _DOTS[1] else ""
     if side < _SHORT[0]:
@@ -108,7 +114,7 @@ def _aligned_16bit(problem: Problem, expected: float) -> str:
     if side <= _SHORT[1] and long >= _LONG and not (padded and k >= _LONG_SUMS):
         return f"from a long side of {_LONG} on a product with a short one is as fast by XLA"
     if k < _ONE_STEP or (k == _ONE_STEP and expected < _SMALLEST):
-        return "the shortest sums are as fast by XLA, and the smallest products of short ones"
+        return _SHORTEST
     long_sums = results <= _FEW_RESULTS and k >= _LONG_SUMS
     # XLA makes a kernel of its own of an activation.
     if expected < _SMALL[2] or side <= _SHORT[1] or long_sums or problem.epilogue.activation:

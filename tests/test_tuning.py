@@ -26,6 +26,12 @@ def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue(
     return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
 
 
+def along_k(m, n, k):
+    """Of operands whose rows are both along k, so that n is the pitch of the result's rows alone."""
+    view = plan((m, k), (n, k), (((1,), (1,)), ((), ())))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+
+
 def scores(batch, rows, heads, depth, queries=None):
     """Of attention whose heads lie between its rows."""
     shapes = (batch, queries or rows, heads, depth), (batch, rows, heads, depth)
@@ -81,6 +87,9 @@ GELU = Epilogue(activation="gelu")
         pytest.param("sm90", problem(m=85, n=1535, k=3553), id="long unaligned sums"),
         # Where XLA's kernels take unaligned weights slowly, or it pads them.
         pytest.param("sm90", problem(m=64, n=32001, k=2048), id="large unaligned weights"),
+        # And where only the result's rows begin anywhere.
+        pytest.param("sm90", along_k(1691, 3267, 4712), id="a large result of unaligned rows"),
+        pytest.param("sm90", along_k(104, 40003, 720), id="unaligned logits"),
         # Small products.
         pytest.param("direct", problem(m=300, n=101, k=300), id="unaligned"),
         pytest.param("direct", replace(problem(m=145, n=181, k=181), batch=(1, 2)), id="an unaligned batch"),
@@ -111,6 +120,7 @@ def test_what_auto_takes(chosen, given):
         (problem(m=320, n=96, k=16, epilogue=Epilogue(activation="relu")), HOPPER, None, "the shortest sums"),
         (problem(m=300, n=101, k=704), HOPPER, None, "XLA's should take"),
         (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
+        (along_k(515, 314, 64), HOPPER, None, "the shortest sums"),
         (problem(m=2, n=8192, k=8192), HOPPER, None, "needs no padding"),
         (problem(m=4, n=16384, k=8192), HOPPER, None, "needs no padding"),
         (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),

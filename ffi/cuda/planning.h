@@ -33,6 +33,11 @@ constexpr bool usual(Activation activation) {
          activation == Activation::kGelu || activation == Activation::kSilu;
 }
 
+// Those of them that take as few instructions as a bias.
+constexpr bool little(Activation activation) {
+  return activation == Activation::kNone || activation == Activation::kRelu;
+}
+
 inline Major major_a(const GemmProblem& p) { return p.a.transposed ? Major::kMN : Major::kK; }
 inline Major major_b(const GemmProblem& p) { return p.b.transposed ? Major::kK : Major::kMN; }
 

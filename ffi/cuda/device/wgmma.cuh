@@ -61,119 +61,76 @@ __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t units)
 template <typename In, int kN, Major kMajorA, Major kMajorB>
 struct Wgmma;
 
-// The instruction's register list cannot be built from a constant, so the shapes are spelled out. NOLINTBEGIN
+// The instruction's register list cannot be built from a constant, so lists are spelled out, each from the
+// one before. NOLINTBEGIN
 // clang-format off
-#define JAXGEMM_REGS8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
-                         "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define JAXGEMM_WGMMA_TYPE(In, ptx, N, A, B, ACC, TA, TB, regs, ...)                                              \
-  template <Major kMajorA, Major kMajorB>                                                                         \
-  struct Wgmma<In, N, kMajorA, kMajorB> {                                                                         \
-    __device__ static __forceinline__ void mma(float (&d)[N / 2], uint64_t a, uint64_t b, uint32_t accumulate) {  \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" ACC ", 0;\n"                                              \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." ptx "." ptx                                  \
-                   " {" regs "}, %" A ", %" B ", p, 1, 1, %" TA ", %" TB ";\n}"                                   \
-                   : __VA_ARGS__                                                                                  \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(int(kMajorA)), "n"(int(kMajorB)));                      \
-    }                                                                                                             \
+#define JAXGEMM_REGS(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+                        "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define JAXGEMM_NAMES8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define JAXGEMM_NAMES16 JAXGEMM_NAMES8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define JAXGEMM_NAMES24 JAXGEMM_NAMES16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define JAXGEMM_NAMES32 JAXGEMM_NAMES24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define JAXGEMM_NAMES40 JAXGEMM_NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define JAXGEMM_NAMES48 JAXGEMM_NAMES40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define JAXGEMM_NAMES56 JAXGEMM_NAMES48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define JAXGEMM_NAMES64 JAXGEMM_NAMES56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define JAXGEMM_NAMES72 JAXGEMM_NAMES64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define JAXGEMM_NAMES80 JAXGEMM_NAMES72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define JAXGEMM_NAMES88 JAXGEMM_NAMES80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define JAXGEMM_NAMES96 JAXGEMM_NAMES88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define JAXGEMM_NAMES104 JAXGEMM_NAMES96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define JAXGEMM_NAMES112 JAXGEMM_NAMES104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define JAXGEMM_NAMES120 JAXGEMM_NAMES112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define JAXGEMM_NAMES128 JAXGEMM_NAMES120 ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define JAXGEMM_REGS8 JAXGEMM_REGS(0)
+#define JAXGEMM_REGS16 JAXGEMM_REGS8, JAXGEMM_REGS(8)
+#define JAXGEMM_REGS24 JAXGEMM_REGS16, JAXGEMM_REGS(16)
+#define JAXGEMM_REGS32 JAXGEMM_REGS24, JAXGEMM_REGS(24)
+#define JAXGEMM_REGS40 JAXGEMM_REGS32, JAXGEMM_REGS(32)
+#define JAXGEMM_REGS48 JAXGEMM_REGS40, JAXGEMM_REGS(40)
+#define JAXGEMM_REGS56 JAXGEMM_REGS48, JAXGEMM_REGS(48)
+#define JAXGEMM_REGS64 JAXGEMM_REGS56, JAXGEMM_REGS(56)
+#define JAXGEMM_REGS72 JAXGEMM_REGS64, JAXGEMM_REGS(64)
+#define JAXGEMM_REGS80 JAXGEMM_REGS72, JAXGEMM_REGS(72)
+#define JAXGEMM_REGS88 JAXGEMM_REGS80, JAXGEMM_REGS(80)
+#define JAXGEMM_REGS96 JAXGEMM_REGS88, JAXGEMM_REGS(88)
+#define JAXGEMM_REGS104 JAXGEMM_REGS96, JAXGEMM_REGS(96)
+#define JAXGEMM_REGS112 JAXGEMM_REGS104, JAXGEMM_REGS(104)
+#define JAXGEMM_REGS120 JAXGEMM_REGS112, JAXGEMM_REGS(112)
+#define JAXGEMM_REGS128 JAXGEMM_REGS120, JAXGEMM_REGS(120)
+
+// Of N columns, COUNT registers of a thread, and what the operands that follow these are called.
+#define JAXGEMM_WGMMA_TYPE(In, ptx, N, COUNT, A, B, ACC, TA, TB)                                                 \
+  template <Major kMajorA, Major kMajorB>                                                                        \
+  struct Wgmma<In, N, kMajorA, kMajorB> {                                                                        \
+    __device__ static __forceinline__ void mma(float (&d)[COUNT], uint64_t a, uint64_t b, uint32_t accumulate) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" ACC ", 0;\n"                                             \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." ptx "." ptx                                 \
+                   " {" JAXGEMM_NAMES##COUNT "}, %" A ", %" B ", p, 1, 1, %" TA ", %" TB ";\n}"                  \
+                   : JAXGEMM_REGS##COUNT                                                                         \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(int(kMajorA)), "n"(int(kMajorB)));                     \
+    }                                                                                                            \
   };
-#define JAXGEMM_WGMMA(...)                              \
+#define JAXGEMM_WGMMA(...)                               \
   JAXGEMM_WGMMA_TYPE(__nv_bfloat16, "bf16", __VA_ARGS__) \
   JAXGEMM_WGMMA_TYPE(__half, "f16", __VA_ARGS__)
 
-JAXGEMM_WGMMA(16, "8", "9", "10", "11", "12",
-              "%0,%1,%2,%3,%4,%5,%6,%7",
-              JAXGEMM_REGS8(0))
-JAXGEMM_WGMMA(32, "16", "17", "18", "19", "20",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8))
-JAXGEMM_WGMMA(64, "32", "33", "34", "35", "36",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-              "%26,%27,%28,%29,%30,%31",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24))
-JAXGEMM_WGMMA(96, "48", "49", "50", "51", "52",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-              "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24), JAXGEMM_REGS8(32),
-              JAXGEMM_REGS8(40))
-JAXGEMM_WGMMA(112, "56", "57", "58", "59", "60",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-              "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
-              "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24),
-              JAXGEMM_REGS8(32), JAXGEMM_REGS8(40), JAXGEMM_REGS8(48))
-JAXGEMM_WGMMA(128, "64", "65", "66", "67", "68",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-              "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,"
-              "%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24), JAXGEMM_REGS8(32),
-              JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56))
-JAXGEMM_WGMMA(144, "72", "73", "74", "75", "76",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-              "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
-              "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,"
-              "%68,%69,%70,%71",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24),
-              JAXGEMM_REGS8(32), JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56),
-              JAXGEMM_REGS8(64))
-JAXGEMM_WGMMA(160, "80", "81", "82", "83", "84",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-              "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,"
-              "%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
-              "%72,%73,%74,%75,%76,%77,%78,%79",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24), JAXGEMM_REGS8(32),
-              JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56), JAXGEMM_REGS8(64), JAXGEMM_REGS8(72))
-JAXGEMM_WGMMA(176, "88", "89", "90", "91", "92",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-              "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
-              "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,"
-              "%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24),
-              JAXGEMM_REGS8(32), JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56),
-              JAXGEMM_REGS8(64), JAXGEMM_REGS8(72), JAXGEMM_REGS8(80))
-JAXGEMM_WGMMA(192, "96", "97", "98", "99", "100",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-              "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,"
-              "%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
-              "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,"
-              "%95",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24), JAXGEMM_REGS8(32),
-              JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56), JAXGEMM_REGS8(64),
-              JAXGEMM_REGS8(72), JAXGEMM_REGS8(80), JAXGEMM_REGS8(88))
-JAXGEMM_WGMMA(208, "104", "105", "106", "107", "108",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-              "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
-              "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,"
-              "%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"
-              "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24),
-              JAXGEMM_REGS8(32), JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56),
-              JAXGEMM_REGS8(64), JAXGEMM_REGS8(72), JAXGEMM_REGS8(80), JAXGEMM_REGS8(88),
-              JAXGEMM_REGS8(96))
-JAXGEMM_WGMMA(224, "112", "113", "114", "115", "116",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-              "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,"
-              "%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
-              "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,"
-              "%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24), JAXGEMM_REGS8(32),
-              JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56), JAXGEMM_REGS8(64),
-              JAXGEMM_REGS8(72), JAXGEMM_REGS8(80), JAXGEMM_REGS8(88), JAXGEMM_REGS8(96),
-              JAXGEMM_REGS8(104))
-JAXGEMM_WGMMA(256, "128", "129", "130", "131", "132",
-              "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-              "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,"
-              "%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
-              "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,"
-              "%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,"
-              "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127",
-              JAXGEMM_REGS8(0), JAXGEMM_REGS8(8), JAXGEMM_REGS8(16), JAXGEMM_REGS8(24), JAXGEMM_REGS8(32),
-              JAXGEMM_REGS8(40), JAXGEMM_REGS8(48), JAXGEMM_REGS8(56), JAXGEMM_REGS8(64),
-              JAXGEMM_REGS8(72), JAXGEMM_REGS8(80), JAXGEMM_REGS8(88), JAXGEMM_REGS8(96),
-              JAXGEMM_REGS8(104), JAXGEMM_REGS8(112), JAXGEMM_REGS8(120))
+JAXGEMM_WGMMA(16, 8, "8", "9", "10", "11", "12")
+JAXGEMM_WGMMA(32, 16, "16", "17", "18", "19", "20")
+JAXGEMM_WGMMA(64, 32, "32", "33", "34", "35", "36")
+JAXGEMM_WGMMA(96, 48, "48", "49", "50", "51", "52")
+JAXGEMM_WGMMA(112, 56, "56", "57", "58", "59", "60")
+JAXGEMM_WGMMA(128, 64, "64", "65", "66", "67", "68")
+JAXGEMM_WGMMA(144, 72, "72", "73", "74", "75", "76")
+JAXGEMM_WGMMA(160, 80, "80", "81", "82", "83", "84")
+JAXGEMM_WGMMA(176, 88, "88", "89", "90", "91", "92")
+JAXGEMM_WGMMA(192, 96, "96", "97", "98", "99", "100")
+JAXGEMM_WGMMA(208, 104, "104", "105", "106", "107", "108")
+JAXGEMM_WGMMA(224, 112, "112", "113", "114", "115", "116")
+JAXGEMM_WGMMA(256, 128, "128", "129", "130", "131", "132")
 
 #undef JAXGEMM_WGMMA
 #undef JAXGEMM_WGMMA_TYPE
-#undef JAXGEMM_REGS8
 // clang-format on
 // NOLINTEND
 

@@ -52,10 +52,6 @@ bool in_eighths(const GemmProblem& p, bool swap) {
   return usual && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, kRows));
 }
 
-// Whether an operand's rows begin in the middle of lines of L2, or will have been copied: its loads take
-// longer.
-bool straddling(const GemmProblem& p) { return p.a.ld % 64 != 0 || p.b.ld % 64 != 0; }
-
 // The ways to run one tile shape in one orientation.
 void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& machine,
               std::vector<RankedConfig>* ranked) {
@@ -134,8 +130,9 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& mach
           if (m * n > (t.realigns() ? 1 : 8)) continue;
           // Large tiles load little for what they multiply: more than pairs of them are had for the asking,
           // or where it takes long to load.
-          const bool asked = (fixed(p, kClusterM) && fixed(p, kClusterN)) || straddling(p);
-          if (!asked && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) continue;
+          const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
+          const bool long_loads = !whole_lines(p.a.ld) || !whole_lines(p.b.ld);
+          if (!asked && !long_loads && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) continue;
           if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(rows, t.result_m()) < m) continue;
           if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.result_n()) < n) continue;
           Config c;

@@ -99,6 +99,10 @@ struct TileConfig {
 
 constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
 
+// Elements of a line of L2: rows that begin in the middle of one take longer to load and to store.
+constexpr int64_t kL2Line = 64;
+constexpr bool whole_lines(int64_t pitch) { return pitch % kL2Line == 0; }
+
 // Accumulators take tile area / (128 * consumers) registers of a thread (twice that in ping-pong): 128 leave
 // room for the epilogue, 160 is the most that does not spill.
 constexpr TileConfig kTiles[] = {
@@ -149,15 +153,6 @@ constexpr TileConfig kTiles[] = {
 // Whether the last of a product's columns leave a tile narrow.
 constexpr bool narrow_edge(const TileConfig& t, int64_t columns) {
   return t.narrows() && columns % t.tile_n != 0 && columns % t.tile_n <= kNarrow;
-}
-// That column of tiles is walked after all others where there are so few waves that it does not cost much to
-// load their rows once more.
-constexpr int kNarrowLastWaves = 8;
-// Of so many clusters at a time, those that walk it: all that have no unit in the last wave of whole ones,
-// where each gets two narrow ones at most, which should not take much longer than a whole one.
-constexpr int64_t narrow_stride(int64_t whole, int64_t narrow, int64_t clusters) {
-  const int64_t idle = clusters - whole % clusters;
-  return narrow <= 2 * idle ? idle : clusters;
 }
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
@@ -269,6 +264,21 @@ enum Option {
 constexpr int resident_clusters(int multiprocessors, int blocks) {
   const int clusters = blocks <= 2 ? multiprocessors / blocks : multiprocessors * 10 / 11 / blocks;
   return clusters > 0 ? clusters : 1;
+}
+
+// A narrow last column of tiles is walked after all others where there are so few waves that it does not cost
+// much to load their rows once more.
+constexpr int kNarrowLastWaves = 8;
+// Of `clusters` at a time, those that walk it then: all that have no unit in the last wave of whole ones,
+// where each gets two narrow ones at most, which should not take much longer than a whole one. 0 where it is
+// walked among the others.
+constexpr int64_t narrow_stride(const Config& c, int64_t rows, int64_t columns, int64_t products,
+                                int64_t clusters) {
+  const bool last = columns > 1 && products == 1 && c.cluster_n == 1 && c.slices() == 1 &&
+                    rows * columns <= kNarrowLastWaves * clusters;
+  if (!last) return 0;
+  const int64_t idle = clusters - rows * (columns - 1) % clusters;
+  return rows <= 2 * idle ? idle : clusters;
 }
 
 // Blocks of a GPC, about, where such as follow each other in the grid run: what they load at about the same

@@ -124,18 +124,19 @@ class Operand {
 
   // Bytes that are moved to copy it first, if its rows are such as the copy engine cannot address.
   double repacked() const {
-    return copied_ ? 2 * double(lines_) * (double(length_) + kPadded * double(round_up(length_, 64))) : 0;
+    return copied_ ? 2 * double(lines_) * (double(length_) + kPadded * double(round_up(length_, kL2Line)))
+                   : 0;
   }
   // How much more a load takes where rows begin in the middle of lines of L2; or where they have been copied,
   // so that they do not.
   double straddling() const {
     if (copied_) return kCopied;
-    return lines_ <= 1 || pitch_ % 64 == 0
+    return lines_ <= 1 || whole_lines(pitch_)
                ? 1
                : (eighths_ ? kEighths : 1) * (pitch_ % 16 == 0 ? kSectors : kLines);
   }
   // How many rows a line of L2 holds, about, if several.
-  double crowded() const { return std::max(1.0, 64 / double(std::max<int64_t>(1, length_))); }
+  double crowded() const { return std::max(1.0, kL2Line / double(std::max<int64_t>(1, length_))); }
 
  private:
   int64_t lines_, length_;
@@ -157,11 +158,10 @@ struct Operands {
 enum class Work { kNone, kLittle, kFunction, kFull };
 
 Work work_of(const GemmProblem& p) {
-  const bool none = p.activation == Activation::kNone;
-  if (none && !p.has_c && !p.has_bias && p.alpha == 1) return Work::kNone;
+  if (p.activation == Activation::kNone && !p.has_c && !p.has_bias && p.alpha == 1) return Work::kNone;
   if (p.d == DType::kF32 || p.n % 8 != 0) return Work::kFull;
   if (p.has_c) return usual(p.activation) ? Work::kFunction : Work::kFull;
-  if (none || p.activation == Activation::kRelu) return Work::kLittle;
+  if (little(p.activation)) return Work::kLittle;
   return usual(p.activation) ? Work::kFunction : Work::kFull;
 }
 
@@ -179,7 +179,7 @@ double storing(const GemmProblem& p, const TileConfig& t, bool swap) {
 // How much more memory traffic the results make by the way that their rows lie in lines.
 double stores(const GemmProblem& p, bool swap) {
   if (p.n % 8 != 0) return swap ? kStoresSwapped : kStoresUnaligned;
-  return (p.n % 64 == 0 ? 1 : p.n % 16 == 0 ? kStoresLines : kStoresSectors) * (swap ? kStoresColumns : 1);
+  return (whole_lines(p.n) ? 1 : p.n % 16 == 0 ? kStoresLines : kStoresSectors) * (swap ? kStoresColumns : 1);
 }
 
 // The larger of two times that overlap, and somewhat more the closer they are: by an exponent of 1, their
@@ -299,11 +299,10 @@ double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Con
   double waves = all_waves;
   if (narrow_edge(t, s.n) && c.cluster_n == 1) {
     const double whole = std::ceil((units - column_units) / clusters), narrow = step_of(kNarrow) / step;
-    const bool last = u.products == 1 && columns > 1 && units <= kNarrowLastWaves * clusters;
     const double walk =
-        narrow_stride(int64_t(units - column_units), int64_t(column_units), int64_t(clusters));
-    waves = last && walk < clusters ? whole + std::max(0.0, std::ceil(column_units / walk) * narrow - 1)
-                                    : whole + narrow * (all_waves - whole);
+        double(narrow_stride(c, int64_t(rows), int64_t(columns), int64_t(u.products), int64_t(clusters)));
+    waves = walk > 0 && walk < clusters ? whole + std::max(0.0, std::ceil(column_units / walk) * narrow - 1)
+                                        : whole + narrow * (all_waves - whole);
   }
   const double steps = waves * split_steps;
   const bool resident = c.grid == Grid::kResident;

@@ -28,13 +28,14 @@ __device__ __forceinline__ int every_eighth(int rows, int first) { return (rows 
 template <typename E>
 __device__ __forceinline__ Unit unit_of_rows(const Params& p, Unit unit) {
   if constexpr (E::kEighths) {
-    const int in_cluster = p.schedule.cluster_m - 1, shift = p.schedule.cluster_m >> 1;
-    const int rows = static_cast<int>(p.schedule.rows), longer = rows % 8 * (rows / 8 + 1);
-    const int cluster = unit.row >> shift, first = cluster < longer ? 0 : longer;
-    const int each =
-        rows / 8 + (cluster < longer);  // of those that begin with the same of the first eight rows
-    unit.batch = (cluster - first) / each + (first > 0 ? rows % 8 : 0);
-    unit.row = ((cluster - first) % each << shift) + (unit.row & in_cluster);
+    const uint32_t in_cluster = p.schedule.cluster_m - 1u, shift = p.schedule.cluster_m >> 1;
+    const uint32_t row = static_cast<uint32_t>(unit.row), cluster = row >> shift;
+    const uint32_t longer = p.schedule.rows % 8, of_longer = longer * p.lines.more.divisor;
+    const bool others = cluster >= of_longer;
+    const Divisor& each = others ? p.lines.others : p.lines.more;
+    const uint32_t rest = cluster - (others ? of_longer : 0), first = each(rest);
+    unit.batch = static_cast<int>(first + (others ? longer : 0));
+    unit.row = static_cast<int>((rest - first * each.divisor << shift) + (row & in_cluster));
     unit.k_blocks = (p.lines.length + late_of(p.lines, unit.batch) + kTileK - 1) / kTileK;
   }
   return unit;

@@ -49,11 +49,12 @@ struct Output {
   int64_t split_stride;  // elements from one split's partial result to the next one's
   float alpha, beta;
   Activation activation;
-  bool swap;   // the engine's rows are D's columns
-  bool plain;  // alpha is the whole epilogue
-  bool f32;    // D is fp32 (partial results are), and otherwise has the operands' type
-  bool copy;   // D is written by the copy engine
-  bool pairs;  // neighbouring columns from an even one on are aligned, and never only half inside
+  bool swap;    // the engine's rows are D's columns
+  bool plain;   // alpha is the whole epilogue
+  bool little;  // or with it a bias and an activation of few instructions
+  bool f32;     // D is fp32 (partial results are), and otherwise has the operands' type
+  bool copy;    // D is written by the copy engine
+  bool pairs;   // neighbouring columns from an even one on are aligned, and never only half inside
 
   Finish finish() const {
     const bool rows = !copy && !f32 && !swap, same = plain && alpha == 1.f;
@@ -73,11 +74,13 @@ struct BatchMap {
 
 // An operand that is loaded where it lies although its rows begin anywhere: so many lines of so many
 // elements, `pitch` elements apart, and products so far apart. Every eighth line begins as many elements
-// after a multiple of `align`, at which its loads begin.
+// after a multiple of `align`, at which its loads begin. Tiles of such lines make as many rows of units for
+// each of the first eight, or one more for the first of these: divisors by the latter, and by the former.
 struct Lines {
   const void* base;
   int64_t pitch, batch[2];
   int length, count, align;
+  Divisor more, others;
 };
 
 struct Params {

@@ -72,11 +72,9 @@ class EpilogueWarp {
     else if constexpr (E::kFinish == Finish::kActivatedRows)
       store_activated_rows(acc, first);
     else if constexpr (E::kFinish == Finish::kActivated) {
-      const bool little =
-          !out_.c && (out_.activation == Activation::kNone || out_.activation == Activation::kRelu);
-      if (little && out_.swap)
+      if (out_.little && out_.swap)
         store_biased<true>(acc, first);
-      else if (little)
+      else if (out_.little)
         store_biased<false>(acc, first);
       else if (out_.swap)
         store_activated<true>(acc, first);

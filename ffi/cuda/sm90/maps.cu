@@ -76,7 +76,9 @@ Lines lines_of(const PlannedOperand& x, const void* base, int align) {
           {x.batch_stride[0], x.batch_stride[1]},
           static_cast<int>(x.inner()),
           static_cast<int>(x.outer()),
-          align};
+          align,
+          {},
+          {}};
 }
 
 // Of so many rows of so many products of D, or of C, which is as D is.

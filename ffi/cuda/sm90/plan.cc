@@ -8,7 +8,6 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int64_t kAlign = 8;  // elements of 16 bits in the copy engine's 16 bytes
-constexpr int64_t kLine = 64;  // and in a line of L2, which a tile's rows should not straddle
 
 size_t take(size_t* total, size_t bytes) {
   const size_t offset = *total;
@@ -31,7 +30,7 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   }
   if (aligned || p.k == 0) return x;
   x.repack = true;
-  x.ld = round_up(x.inner(), kLine);
+  x.ld = round_up(x.inner(), kL2Line);
   const int64_t product = x.ld * x.outer();
   // A broadcast batch level stays one: the copy has as many products as the operand has distinct ones.
   const int64_t inner_count = x.batch_stride[1] ? p.batch[1] : 1;

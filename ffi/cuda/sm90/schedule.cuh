@@ -49,9 +49,8 @@ struct TileSchedule {
   uint32_t products;   // all partial results of all products
   uint32_t k_each, k_extra;   // blocks of K of every piece; so many of the first have one more
   Divisor splits;             // partial results in memory
-  bool narrow_last;           // narrow_col is not among `tiles`, and follows them; one split of one product
-  uint32_t narrow_stride;     // clusters that have units of that column, if so: not those of the last whole
-                              // units, unless that leaves too few
+  uint32_t narrow_stride;     // clusters that have units of narrow_col if it is not among `tiles` and follows
+                              // them, in one split of one product: see configs.h; or 0
   uint32_t rows;              // clusters of tiles along the engine's rows
   Divisor tiles;              // of one split of one product
   Divisor group_tiles;        // of a group of rows that are walked together
@@ -87,7 +86,7 @@ struct ClusterPlace {
 
   // The unit that follows `index` here; none from s.units on.
   __device__ __forceinline__ uint32_t next(const TileSchedule& s, uint32_t index) const {
-    if (!s.narrow_last) return index + unit_stride;
+    if (s.narrow_stride == 0) return index + unit_stride;
     const uint32_t whole = s.tiles.divisor;
     if (index >= whole) return index + s.narrow_stride;
     const uint32_t next = index + unit_stride;
@@ -136,7 +135,8 @@ __device__ __forceinline__ Unit only_unit(const TileSchedule& s) {
 __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {
   const uint32_t product = s.tiles(index);
   const uint32_t tile = index - product * s.tiles.divisor;
-  if (s.narrow_last && product > 0) return unit_of(s, tile * s.cluster_m + place.row, s.narrow_col, 0, 0);
+  if (s.narrow_stride > 0 && product > 0)
+    return unit_of(s, tile * s.cluster_m + place.row, s.narrow_col, 0, 0);
   const uint32_t group = s.group_tiles(tile);
   const uint32_t within = tile - group * s.group_tiles.divisor;
   const uint32_t first_row = group * s.in_group.divisor;

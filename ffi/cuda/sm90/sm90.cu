@@ -77,6 +77,7 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.activation = p.activation;
   out.f32 = p.d == DType::kF32;
   out.plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
+  out.little = !p.has_c && little(p.activation);
   out.copy = !out.f32 && p.n % 8 == 0 && aligned(buffers.d, 16);
   out.pairs = p.n % 2 == 0 && aligned(buffers.d, 2 * static_cast<int64_t>(dtype_bytes(p.d)));
   return out;
@@ -248,15 +249,18 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   s.one_wave = one_wave(units, resident, launch.cluster) && (group == 1 || group == rows);
   s.columns_first = s.one_wave && group < rows;
   s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
-  s.narrow_last = !s.one_wave && narrow && cols > 1 && cols * rows == units && config.cluster_n == 1 &&
-                  config.slices() == 1 && units <= kNarrowLastWaves * resident;
-  const uint32_t walked = static_cast<uint32_t>(s.narrow_last ? cols - 1 : cols);
-  s.narrow_stride = static_cast<uint32_t>(
-      config.grid == Grid::kTiles ? rows : narrow_stride(rows * (cols - 1), rows, resident));
+  if (narrow && !s.one_wave)
+    s.narrow_stride =
+        static_cast<uint32_t>(narrow_stride(config, rows, cols, units / (rows * cols), resident));
+  // A block for each unit.
+  if (s.narrow_stride > 0 && config.grid == Grid::kTiles) s.narrow_stride = static_cast<uint32_t>(rows);
+  const uint32_t walked = static_cast<uint32_t>(s.narrow_stride > 0 ? cols - 1 : cols);
   s.units = static_cast<uint32_t>(units);
   s.products = static_cast<uint32_t>(p.batch_count() * config.partials());
   s.dealt = static_cast<uint16_t>(resident);
   s.rows = static_cast<uint32_t>(rows);
+  params.lines.more = Divisor(s.rows / 8 + 1);
+  params.lines.others = Divisor(std::max(s.rows / 8, 1u));  // of none
   s.tiles = Divisor(s.rows * walked);
   s.group_tiles = Divisor(static_cast<uint32_t>(group) * walked);
   s.in_group = Divisor(static_cast<uint32_t>(group));

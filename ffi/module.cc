@@ -1,22 +1,26 @@
-// jaxgemm._ffi: the handlers as capsules, and the kernel table as Python sees it.
+// jaxgemm._ffi: the library's handlers as capsules, and its kernel table as Python sees it. It is compiled once for
+// each Python; the kernels are not.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "check.h"
-#include "handler.h"
-#include "kernel.h"
+#include <algorithm>
+
+#include "library.h"
+#include "source_digest.h"  // written by the build
 
 namespace nb = nanobind;
 
 namespace jaxgemm {
 namespace {
 
+const Library& library() { return *jaxgemm_library(); }
+
 nb::list registration_list() {
   nb::list out;
-  for (const Registration& r : registrations()) {
+  for (const Registration& r : library().registrations()) {
     out.append(
         nb::make_tuple(r.target, r.platform, r.stage, nb::capsule(r.handler, "xla._CUSTOM_CALL_TARGET")));
   }
@@ -25,7 +29,7 @@ nb::list registration_list() {
 
 nb::list kernel_list() {
   nb::list out;
-  for (const KernelEntry& e : kernel_table()) {
+  for (const KernelEntry& e : library().kernel_table()) {
     nb::list types;
     for (const TypeRule& t : e.types) {
       types.append(
@@ -77,21 +81,21 @@ struct PythonCall {
 
   Status decode(GemmProblem& problem, const KernelEntry*& entry) const {
     if (dtypes.size() != 3) return {"dtypes: expected the types of a, b and d"};
-    return decode_call({.kernel = kernel,
-                        .dims = dims,
-                        .a = a,
-                        .b = b,
-                        .alpha = alpha,
-                        .beta = beta,
-                        .activation = activation,
-                        .config = config,
-                        .a_type = parse_dtype(dtypes[0]),
-                        .b_type = parse_dtype(dtypes[1]),
-                        .d_type = parse_dtype(dtypes[2]),
-                        .has_c = !is_zero(beta),
-                        .has_bias = has_bias,
-                        .gated = gated},
-                       problem, entry);
+    return library().decode_call({.kernel = kernel,
+                                  .dims = dims,
+                                  .a = a,
+                                  .b = b,
+                                  .alpha = alpha,
+                                  .beta = beta,
+                                  .activation = activation,
+                                  .config = config,
+                                  .a_type = parse_dtype(dtypes[0]),
+                                  .b_type = parse_dtype(dtypes[1]),
+                                  .d_type = parse_dtype(dtypes[2]),
+                                  .has_c = !is_zero(beta),
+                                  .has_bias = has_bias,
+                                  .gated = gated},
+                                 problem, entry);
   }
 };
 
@@ -101,7 +105,7 @@ std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
   if (Status s = call.decode(problem, entry); !s.ok()) return {s.message, 0};
-  if (std::string why = unsupported_reason(*entry, problem, arch); !why.empty()) return {why, 0};
+  if (std::string why = library().unsupported_reason(*entry, problem, arch); !why.empty()) return {why, 0};
   return {"", static_cast<int64_t>(entry->workspace ? entry->workspace(problem) : 0)};
 }
 
@@ -111,10 +115,21 @@ std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall
   std::vector<std::pair<std::vector<int64_t>, double>> out;
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
-  if (!call.decode(problem, entry).ok() || !unsupported_reason(*entry, problem, arch).empty()) return out;
+  if (!call.decode(problem, entry).ok() || !library().unsupported_reason(*entry, problem, arch).empty()) return out;
   if (!entry->candidates) return out;
   for (Candidate& c : entry->candidates(problem, Machine{sm_count, bandwidth}))
     out.emplace_back(std::move(c.config), c.microseconds);
+  return out;
+}
+
+// The parts of a list that semicolons separate.
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = std::min(list.find(';', at), list.size());
+    out.push_back(list.substr(at, end - at));
+    at = end + 1;
+  }
   return out;
 }
 
@@ -122,16 +137,28 @@ std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall
 }  // namespace jaxgemm
 
 NB_MODULE(_ffi, m) {
+  if (std::string_view(jaxgemm::library().source_digest) != JAXGEMM_SOURCE_DIGEST) {
+    throw nb::import_error(
+        jaxgemm::join("jaxgemm: libjaxgemm.so was built from other sources (digest ",
+                      jaxgemm::library().source_digest, ") than the binding that loads it (",
+                      JAXGEMM_SOURCE_DIGEST, "). Build and install both together: pip install .")
+            .c_str());
+  }
   m.doc() = "The compiled half of jaxgemm: typed FFI handlers and the kernel table.";
   m.def("registrations", &jaxgemm::registration_list, "(target, platform, stage, capsule) of every handler.");
   m.def("kernels", &jaxgemm::kernel_list, "The kernel table, one dictionary a row.");
-  m.def("ffi_api_version", &jaxgemm::ffi_api_version, "(major, minor) of the FFI headers compiled against.");
   m.def(
-      "cuda_architectures", [] { return std::vector<std::string>{JAXGEMM_ARCH_NAMES}; },
+      "ffi_api_version", [] { return jaxgemm::library().ffi_api_version; },
+      "(major, minor) of the FFI headers compiled against.");
+  m.def(
+      "cuda_architectures", [] { return jaxgemm::split(jaxgemm::library().cuda_architectures); },
       "The CUDA architectures compiled in; empty in a build without CUDA.");
   m.def(
-      "cuda_version", [] { return std::string(JAXGEMM_CUDA_VERSION); },
+      "cuda_version", [] { return std::string(jaxgemm::library().cuda_version); },
       "Version of the CUDA compiler; empty in a build without CUDA.");
+  m.def(
+      "source_digest", [] { return std::string(jaxgemm::library().source_digest); },
+      "sha256 of the sources in ffi/ that the library was built from.");
   nb::class_<jaxgemm::PythonCall>(m, "Call", "The attributes and types of a call, for check and candidates.")
       .def(nb::init<std::string, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, double,
                     double, std::string, std::vector<int64_t>, bool, std::vector<std::string>, bool>(),

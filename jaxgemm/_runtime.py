@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import cache
 from importlib import import_module
@@ -15,11 +16,21 @@ TARGET = "jaxgemm_gemm"
 GATED_TARGET = "jaxgemm_gated_gemm"
 
 
+#: What holds the handlers, the kernel table and the kernels; the compiled module is a binding to it.
+LIBRARY = "libjaxgemm.so"
+
+
 def _load() -> Any:
     try:
         return import_module("jaxgemm._ffi")
     except ImportError as error:
         here = Path(__file__).parent
+        if f"{LIBRARY}: cannot open" in str(error):
+            raise ImportError(
+                f"jaxgemm: {LIBRARY}, which holds the kernels, is missing beside the compiled module in {here}. "
+                "Install the package again (pip install .), or build it with JAXGEMM_LIBRARY naming such a library.",
+                name=LIBRARY,
+            ) from error
         if not any(here.glob("_ffi*.so")):
             raise ImportError(
                 f"jaxgemm was imported from {here}, which holds no compiled module: it is the source tree rather "
@@ -48,6 +59,13 @@ def check_ffi_version(built: tuple[int, int], runtime: tuple[int, int]) -> None:
             f"{runtime[0]}.{runtime[1]}, which takes handlers up to its own version only. Install a newer jaxlib "
             "or rebuild jaxgemm against this one."
         )
+
+
+def source_digest(sources: Path) -> str:
+    """The digest of the folder ffi/ of a source tree, as ``ffi.source_digest()`` gives it for what was compiled."""
+    files = [f.relative_to(sources) for f in sources.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    sums = {f.as_posix(): hashlib.sha256((sources / f).read_bytes()).hexdigest() for f in files}
+    return hashlib.sha256("".join(f"{sums[name]} {name}\n" for name in sorted(sums)).encode()).hexdigest()
 
 
 @cache

@@ -1,10 +1,5 @@
 """The handler called directly, with everything that Python would not send: an error each, never a crash."""
 
-import importlib
-import struct
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -372,19 +367,3 @@ def test_the_cuda_handler_checks_too():
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{text}"):
             jax.block_until_ready(run(a, b, **{**ATTRIBUTES, **changed}))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the extension is no ELF file here")
-def test_the_extension_exports_its_entry_alone():
-    """A C++ runtime that was linked in statically must not meet another one's: see ffi/toolchain/exports.map."""
-    image = Path(importlib.import_module("jaxgemm._ffi").__file__).read_bytes()
-    at, size, count = (*struct.unpack_from("<Q", image, 40), *struct.unpack_from("<HH", image, 58))
-    sections = [struct.unpack_from("<IIQQQQIIQQ", image, at + i * size) for i in range(count)]
-    exported = []
-    for _, kind, _, _, offset, extent, link, _, _, entry in sections:
-        if kind == 11:  # dynamic symbols, whose names are in the linked section
-            for symbol in range(offset, offset + extent, entry):
-                name, _, _, defined_in = struct.unpack_from("<IBBH", image, symbol)
-                start = sections[link][4] + name
-                exported += [image[start : image.index(0, start)].decode()] if defined_in else []
-    assert exported == ["PyInit__ffi"]

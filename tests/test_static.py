@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import jaxgemm
+from jaxgemm._runtime import LIBRARY as LIBRARY_NAME
 from jaxgemm._runtime import ffi
 
-MODULE = Path(ffi.__file__)
+LIBRARY = Path(ffi.__file__).with_name(LIBRARY_NAME)
 
 #: Element types as they are numbered in ffi/problem.h.
 TYPES = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5}
@@ -196,7 +197,7 @@ if _tool("cuobjdump") is None or _tool("nvdisasm") is None:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    return functions(MODULE, tmp_path_factory.mktemp("cubins"))
+    return functions(LIBRARY, tmp_path_factory.mktemp("cubins"))
 
 
 def sample(found):

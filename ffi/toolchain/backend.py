@@ -1,4 +1,4 @@
-"""The build backend: scikit-build-core, plus nvcc from wheels where the machine has no CUDA toolkit."""
+"""The build backend: scikit-build-core, plus what compiling the kernels needs, where kernels are compiled."""
 
 from __future__ import annotations
 
@@ -16,31 +16,39 @@ from scikit_build_core.build import (  # noqa: F401  (the hooks that pip looks u
     get_requires_for_build_sdist,
 )
 
+# For its FFI headers: a handler must not be newer than the runtime that loads it, so the build uses the oldest
+# version supported.
+HEADERS = ["jaxlib==0.10.2"]
 # All of one minor version: nvcc alone pulls a newer nvvm, whose PTX its ptxas rejects.
 CUDA_WHEELS = [f"nvidia-{name}==13.0.*" for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")]
 
 Settings = dict[str, Any] | None
 
 
-def _needs_wheels(settings: Settings) -> bool:
-    wanted = os.environ.get("JAXGEMM_CUDA", "AUTO")
-    for key in ("cmake.define.JAXGEMM_CUDA", "skbuild.cmake.define.JAXGEMM_CUDA"):
-        wanted = (settings or {}).get(key, wanted)
-    if str(wanted).upper() in {"OFF", "0", "FALSE", "NO"}:
-        return False
+def _setting(name: str, default: str, settings: Settings) -> str:
+    """A CMake variable as the environment or pip's ``--config-settings`` give it."""
+    value = os.environ.get(name, default)
+    for key in (f"cmake.define.{name}", f"skbuild.cmake.define.{name}"):
+        value = str((settings or {}).get(key, value))
+    return value
+
+
+def _extra(settings: Settings) -> list[str]:
+    if _setting("JAXGEMM_LIBRARY", "", settings):
+        return []
+    if _setting("JAXGEMM_CUDA", "AUTO", settings).upper() in {"OFF", "0", "FALSE", "NO"}:
+        return HEADERS
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return False
+        return HEADERS
     found = os.environ.get("CUDACXX") or shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()
-    return not found
+    return HEADERS if found else HEADERS + CUDA_WHEELS
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
     """What pip installs before it builds a wheel."""
-    extra = CUDA_WHEELS if _needs_wheels(config_settings) else []
-    return _core.get_requires_for_build_wheel(config_settings) + extra
+    return _core.get_requires_for_build_wheel(config_settings) + _extra(config_settings)
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
     """What pip installs before it builds an editable install."""
-    extra = CUDA_WHEELS if _needs_wheels(config_settings) else []
-    return _core.get_requires_for_build_editable(config_settings) + extra
+    return _core.get_requires_for_build_editable(config_settings) + _extra(config_settings)

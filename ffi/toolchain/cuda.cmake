@@ -61,8 +61,12 @@ endmacro()
 
 # Options that every CUDA library of the project shares.
 function(jaxgemm_cuda_target target)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${JAXGEMM_CUDA_INCLUDE})
   target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --extra-device-vectorization -Xcompiler=-Wall,-Wno-unused-parameter>)
+    $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size --extra-device-vectorization -Xcompiler=-Wall,-Wno-unused-parameter>)
+  if(JAXGEMM_LINE_TABLES)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
+  endif()
   set_target_properties(${target} PROPERTIES CUDA_SEPARABLE_COMPILATION OFF)
 endfunction()

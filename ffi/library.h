@@ -1,0 +1,31 @@
+// What libjaxgemm.so offers: the one function it exports returns this table. A binding, which is compiled for one
+// Python, sees nothing else of the library.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "handler.h"
+#include "kernel.h"
+
+namespace jaxgemm {
+
+struct Library {
+  // Of the sources in ffi/, sha256 in hexadecimal. It comes first, so that a binding made from other sources can
+  // read it: all that follows may lie elsewhere there.
+  const char* source_digest;
+  const char* cuda_version;        // of the compiler; empty without CUDA
+  const char* cuda_architectures;  // in CMake's notation, separated by semicolons; empty without CUDA
+  std::pair<int, int> ffi_api_version;
+
+  std::vector<Registration> (*registrations)();
+  std::span<const KernelEntry> (*kernel_table)();
+  Status (*decode_call)(const CallSpec&, GemmProblem&, const KernelEntry*&);
+  std::string (*unsupported_reason)(const KernelEntry&, const GemmProblem&, int arch);
+};
+
+}  // namespace jaxgemm
+
+extern "C" __attribute__((visibility("default"))) const jaxgemm::Library* jaxgemm_library();

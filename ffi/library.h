@@ -1,5 +1,5 @@
-// What libjaxgemm.so offers: the one function it exports returns this table. A binding, which is compiled for one
-// Python, sees nothing else of the library.
+// What libjaxgemm.so offers: the one function it exports returns this table. A binding, which is compiled for
+// one Python, sees nothing else of the library.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@
 namespace jaxgemm {
 
 struct Library {
-  // Of the sources in ffi/, sha256 in hexadecimal. It comes first, so that a binding made from other sources can
-  // read it: all that follows may lie elsewhere there.
+  // Of the sources in ffi/, sha256 in hexadecimal. It comes first, so that a binding made from other sources
+  // can read it: all that follows may lie elsewhere there.
   const char* source_digest;
   const char* cuda_version;        // of the compiler; empty without CUDA
   const char* cuda_architectures;  // in CMake's notation, separated by semicolons; empty without CUDA

@@ -1,5 +1,5 @@
-// jaxgemm._ffi: the library's handlers as capsules, and its kernel table as Python sees it. It is compiled once for
-// each Python; the kernels are not.
+// jaxgemm._ffi: the library's handlers as capsules, and its kernel table as Python sees it. It is compiled
+// once for each Python; the kernels are not.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -115,7 +115,8 @@ std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall
   std::vector<std::pair<std::vector<int64_t>, double>> out;
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
-  if (!call.decode(problem, entry).ok() || !library().unsupported_reason(*entry, problem, arch).empty()) return out;
+  if (!call.decode(problem, entry).ok() || !library().unsupported_reason(*entry, problem, arch).empty())
+    return out;
   if (!entry->candidates) return out;
   for (Candidate& c : entry->candidates(problem, Machine{sm_count, bandwidth}))
     out.emplace_back(std::move(c.config), c.microseconds);
@@ -138,11 +139,11 @@ std::vector<std::string> split(const std::string& list) {
 
 NB_MODULE(_ffi, m) {
   if (std::string_view(jaxgemm::library().source_digest) != JAXGEMM_SOURCE_DIGEST) {
-    throw nb::import_error(
-        jaxgemm::join("jaxgemm: libjaxgemm.so was built from other sources (digest ",
-                      jaxgemm::library().source_digest, ") than the binding that loads it (",
-                      JAXGEMM_SOURCE_DIGEST, "). Build and install both together: pip install .")
-            .c_str());
+    throw nb::import_error(jaxgemm::join("jaxgemm: libjaxgemm.so was built from other sources (digest ",
+                                         jaxgemm::library().source_digest,
+                                         ") than the binding that loads it (", JAXGEMM_SOURCE_DIGEST,
+                                         "). Build and install both together: pip install .")
+                               .c_str());
   }
   m.doc() = "The compiled half of jaxgemm: typed FFI handlers and the kernel table.";
   m.def("registrations", &jaxgemm::registration_list, "(target, platform, stage, capsule) of every handler.");

@@ -88,6 +88,15 @@ struct TiledProduct {
   }
 };
 
+// Calls f<A is transposed, B is transposed>(), so that one kernel holds a loop for each pair of layouts.
+template <typename T, typename F>
+__device__ __forceinline__ void with_layouts(const TiledProduct<T>& p, F&& f) {
+  if (p.a.transposed)
+    p.b.transposed ? f.template operator()<true, true>() : f.template operator()<true, false>();
+  else
+    p.b.transposed ? f.template operator()<false, true>() : f.template operator()<false, false>();
+}
+
 // One element of a product, straight from global memory, with the reads of 16 steps of k under way.
 template <typename Acc, typename A, typename B>
 __device__ __forceinline__ Acc dot_in_memory(const A& a, const B& b, int64_t row, int64_t col, int64_t k) {

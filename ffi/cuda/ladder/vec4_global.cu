@@ -3,8 +3,8 @@
 //
 // The reads are wide, so there are few of them; but every thread makes its own, and the caches must serve
 // each element 16 times over. Which way the four neighbours of an operand lie, along K or across, depends on
-// its transposition, and the register that holds an element with it: the layouts are therefore template
-// parameters.
+// its transposition, and the register that holds an element with it: the kernel has a loop for each pair of
+// layouts.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -43,53 +43,62 @@ struct Patch {
   }
 };
 
-template <typename T, bool kTransposeA, bool kTransposeB>
-__global__ void __launch_bounds__(kThreads) vec4_global(const __grid_constant__ TiledProduct<T> p) {
-  using Acc = typename T::Acc;
-  const int64_t row = int64_t{p.tile_row()} * kBlockM + threadIdx.x / kThreadCols * kPatch;
-  const int64_t col = int64_t{p.tile_col()} * kBlockN + threadIdx.x % kThreadCols * kPatch;
-  const int rows = p.m - row < kPatch ? static_cast<int>(p.m - row) : kPatch;
-  const int cols = p.n - col < kPatch ? static_cast<int>(p.n - col) : kPatch;
-  if (rows <= 0 || cols <= 0) return;
+// Where a thread's elements of D begin, and how many of them exist.
+struct Place {
+  int64_t row, col;
+  int rows, cols;
+};
 
-  for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
-    const auto* a = p.a.at_batch(batch) + (kTransposeA ? row : row * p.a.ld);
-    const auto* b = p.b.at_batch(batch) + (kTransposeB ? col * p.b.ld : col);
-    Acc acc[kPatch][kPatch] = {};
-    for (int64_t k_left = p.k; k_left > 0; k_left -= kPatch) {
-      const int depth = k_left < kPatch ? static_cast<int>(k_left) : kPatch;
-      Patch<typename T::A, !kTransposeA> a_patch;
-      Patch<typename T::B, kTransposeB> b_patch;
-      a_patch.load(a, p.a.ld, p.a.vec4, rows, depth);
-      b_patch.load(b, p.b.ld, p.b.vec4, cols, depth);
-      a += kTransposeA ? kPatch * p.a.ld : kPatch;
-      b += kTransposeB ? kPatch : kPatch * p.b.ld;
+template <typename T, bool kTransposeA, bool kTransposeB>
+__device__ __forceinline__ void sum_over_k(const TiledProduct<T>& p, int64_t batch, const Place& at,
+                                           typename T::Acc (&acc)[kPatch][kPatch]) {
+  using Acc = typename T::Acc;
+  const auto* a = p.a.at_batch(batch) + (kTransposeA ? at.row : at.row * p.a.ld);
+  const auto* b = p.b.at_batch(batch) + (kTransposeB ? at.col * p.b.ld : at.col);
+  for (int64_t k_left = p.k; k_left > 0; k_left -= kPatch) {
+    const int depth = k_left < kPatch ? static_cast<int>(k_left) : kPatch;
+    Patch<typename T::A, !kTransposeA> a_patch;
+    Patch<typename T::B, kTransposeB> b_patch;
+    a_patch.load(a, p.a.ld, p.a.vec4, at.rows, depth);
+    b_patch.load(b, p.b.ld, p.b.vec4, at.cols, depth);
+    a += kTransposeA ? kPatch * p.a.ld : kPatch;
+    b += kTransposeB ? kPatch : kPatch * p.b.ld;
 #pragma unroll
-      for (int k = 0; k < kPatch; ++k) {
-        Acc a_column[kPatch], b_row[kPatch];
+    for (int k = 0; k < kPatch; ++k) {
+      Acc a_column[kPatch], b_row[kPatch];
 #pragma unroll
-        for (int i = 0; i < kPatch; ++i) a_column[i] = convert<Acc>(a_patch(i, k));
+      for (int i = 0; i < kPatch; ++i) a_column[i] = convert<Acc>(a_patch(i, k));
 #pragma unroll
-        for (int j = 0; j < kPatch; ++j) b_row[j] = convert<Acc>(b_patch(j, k));
-        add_outer_product(acc, a_column, b_row);
-      }
+      for (int j = 0; j < kPatch; ++j) b_row[j] = convert<Acc>(b_patch(j, k));
+      add_outer_product(acc, a_column, b_row);
     }
-    store_results<kPatch>(p, batch, acc, [&](int i) { return row + i; }, [&](int j) { return col + j; });
   }
 }
 
 template <typename T>
-auto pick_layout(const GemmProblem& p) {
-  if (p.a.transposed) return p.b.transposed ? vec4_global<T, true, true> : vec4_global<T, true, false>;
-  return p.b.transposed ? vec4_global<T, false, true> : vec4_global<T, false, false>;
+__global__ void __launch_bounds__(kThreads) vec4_global(const __grid_constant__ TiledProduct<T> p) {
+  Place at{.row = int64_t{p.tile_row()} * kBlockM + threadIdx.x / kThreadCols * kPatch,
+           .col = int64_t{p.tile_col()} * kBlockN + threadIdx.x % kThreadCols * kPatch};
+  at.rows = p.m - at.row < kPatch ? static_cast<int>(p.m - at.row) : kPatch;
+  at.cols = p.n - at.col < kPatch ? static_cast<int>(p.n - at.col) : kPatch;
+  if (at.rows <= 0 || at.cols <= 0) return;
+
+  for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
+    typename T::Acc acc[kPatch][kPatch] = {};
+    with_layouts(p, [&]<bool kTransposeA, bool kTransposeB>() {
+      sum_over_k<T, kTransposeA, kTransposeB>(p, batch, at, acc);
+    });
+    store_results<kPatch>(
+        p, batch, acc, [&](int i) { return at.row + i; }, [&](int j) { return at.col + j; });
+  }
 }
 
 }  // namespace
 
 Status launch_vec4_global(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   return dispatch_types(LadderTypes{}, p, [&](auto types) {
-    using T = decltype(types);
-    return launch_tiles("vec4_global", pick_layout<T>(p), p, buffers, executor, kBlockM, kBlockN, kThreads);
+    return launch_tiles("vec4_global", vec4_global<decltype(types)>, p, buffers, executor, kBlockM, kBlockN,
+                        kThreads);
   });
 }
 

@@ -10,6 +10,7 @@
 // progress cannot be scaled without rounding or, for alpha = 0, losing a NaN that 0 * NaN keeps. So:
 //   alpha = 1: the accumulator starts as beta * C, and the product is added to it;
 //   otherwise: it starts at zero, and alpha * product + beta * C is formed at the end.
+#include <algorithm>
 #include <string>
 
 #include "../device/wmma_tile.cuh"
@@ -97,27 +98,68 @@ class FragmentReader {
   bool in_place_;
 };
 
+// The fragments of one pair of layouts, and how they are read.
 template <typename T, typename S, bool kTransposeA, bool kTransposeB>
+struct Layouts {
+  template <bool kColumns>
+  using Layout = std::conditional_t<kColumns, wmma::col_major, wmma::row_major>;
+  using A = wmma::fragment<wmma::matrix_a, S::kM, S::kN, S::kK, Element<typename T::A>, Layout<kTransposeA>>;
+  using B = wmma::fragment<wmma::matrix_b, S::kM, S::kN, S::kK, Element<typename T::B>, Layout<kTransposeB>>;
+  using ReaderA = FragmentReader<A, typename T::A, S::kM, S::kK, !kTransposeA>;
+  using ReaderB = FragmentReader<B, typename T::B, S::kN, S::kK, kTransposeB>;
+};
+
+template <typename T, typename S>
+using Accumulator = wmma::fragment<wmma::accumulator, S::kM, S::kN, S::kK, typename T::Acc>;
+
+// A warp's own memory: for A's and B's tiles at the edge and, at other times, for its tile of C or D.
+template <typename T, typename S>
+struct Stage {
+  template <bool kTransposeA, bool kTransposeB>
+  using In = Layouts<T, S, kTransposeA, kTransposeB>;
+  static constexpr int kBytesA =
+      std::max(In<false, false>::ReaderA::kStageBytes, In<true, true>::ReaderA::kStageBytes);
+  static constexpr int kBytesB =
+      std::max(In<false, false>::ReaderB::kStageBytes, In<true, true>::ReaderB::kStageBytes);
+  static constexpr int kResultBytes = S::kM * S::kN * sizeof(typename T::Acc);
+  static constexpr int kBytes = std::max(kBytesA + kBytesB, kResultBytes);
+};
+
+// Adds the product of the warp's rows and columns to `acc`.
+template <typename T, typename S, bool kTransposeA, bool kTransposeB>
+__device__ __forceinline__ void sum_over_k(const TiledProduct<T>& p, int64_t batch, int64_t row, int64_t col,
+                                           char* own, Accumulator<T, S>& acc) {
+  using In = Layouts<T, S, kTransposeA, kTransposeB>;
+  auto* const a_stage = reinterpret_cast<typename T::A*>(own);
+  auto* const b_stage = reinterpret_cast<typename T::B*>(own + Stage<T, S>::kBytesA);
+  typename In::ReaderA a(p.a, batch, row, p.m);
+  typename In::ReaderB b(p.b, batch, col, p.n);
+  typename In::A a_fragment;
+  typename In::B b_fragment;
+  int64_t k_left = p.k;
+  // Several steps' reads are under way at once, where there are registers for them.
+  constexpr int kTogether = std::is_same_v<typename T::A, __nv_bfloat16> && S::kM != S::kN ? 1 : 2;
+  if (a.in_place() && b.in_place()) {
+#pragma unroll kTogether
+    for (; k_left >= S::kK; k_left -= S::kK) {
+      a.read(a_fragment);
+      b.read(b_fragment);
+      wmma::mma_sync(acc, a_fragment, b_fragment, acc);
+    }
+  }
+  for (; k_left > 0; k_left -= S::kK) {
+    a.read(a_fragment, k_left, a_stage);
+    b.read(b_fragment, k_left, b_stage);
+    wmma::mma_sync(acc, a_fragment, b_fragment, acc);
+  }
+}
+
+template <typename T, typename S>
 __global__ void __launch_bounds__(32 * kWarpRows * kWarpCols, sizeof(typename T::Acc) == 8 ? 1 : 2)
     wmma_gemm(const __grid_constant__ TiledProduct<T> p) {
-  using A = typename T::A;
-  using B = typename T::B;
   using Acc = typename T::Acc;
-  using LayoutA = std::conditional_t<kTransposeA, wmma::col_major, wmma::row_major>;
-  using LayoutB = std::conditional_t<kTransposeB, wmma::col_major, wmma::row_major>;
-  using FragmentA = wmma::fragment<wmma::matrix_a, S::kM, S::kN, S::kK, Element<A>, LayoutA>;
-  using FragmentB = wmma::fragment<wmma::matrix_b, S::kM, S::kN, S::kK, Element<B>, LayoutB>;
-  using ReaderA = FragmentReader<FragmentA, A, S::kM, S::kK, !kTransposeA>;
-  using ReaderB = FragmentReader<FragmentB, B, S::kN, S::kK, kTransposeB>;
-
-  // A warp's own memory, for A's and B's tiles at the edge and, at other times, for its tile of C or D.
-  constexpr int kOperandBytes = ReaderA::kStageBytes + ReaderB::kStageBytes;
-  constexpr int kResultBytes = S::kM * S::kN * sizeof(Acc);
-  constexpr int kOwnBytes = kOperandBytes > kResultBytes ? kOperandBytes : kResultBytes;
-  __shared__ alignas(128) char shared[kWarpRows * kWarpCols][kOwnBytes];
+  __shared__ alignas(128) char shared[kWarpRows * kWarpCols][Stage<T, S>::kBytes];
   char* const own = shared[threadIdx.z * kWarpCols + threadIdx.y];
-  auto* const a_stage = reinterpret_cast<A*>(own);
-  auto* const b_stage = reinterpret_cast<B*>(own + ReaderA::kStageBytes);
   auto* const stage = reinterpret_cast<Acc*>(own);
 
   const int64_t row = (int64_t{p.tile_row()} * kWarpRows + threadIdx.z) * S::kM;
@@ -126,7 +168,7 @@ __global__ void __launch_bounds__(32 * kWarpRows * kWarpCols, sizeof(typename T:
 
   for (int64_t batch = blockIdx.y; batch < p.grid.batch; batch += gridDim.y) {
     const bool starts_from_c = p.epilogue.c && p.epilogue.alpha == Acc(1);
-    wmma::fragment<wmma::accumulator, S::kM, S::kN, S::kK, Acc> acc;
+    Accumulator<T, S> acc;
     if (starts_from_c) {
       __syncwarp();
 #pragma unroll 1
@@ -141,24 +183,9 @@ __global__ void __launch_bounds__(32 * kWarpRows * kWarpCols, sizeof(typename T:
     } else {
       wmma::fill_fragment(acc, Acc(0));
     }
-    ReaderA a(p.a, batch, row, p.m);
-    ReaderB b(p.b, batch, col, p.n);
-    FragmentA a_fragment;
-    FragmentB b_fragment;
-    int64_t k_left = p.k;
-    if (a.in_place() && b.in_place()) {
-#pragma unroll 2  // several steps' reads under way at once
-      for (; k_left >= S::kK; k_left -= S::kK) {
-        a.read(a_fragment);
-        b.read(b_fragment);
-        wmma::mma_sync(acc, a_fragment, b_fragment, acc);
-      }
-    }
-    for (; k_left > 0; k_left -= S::kK) {
-      a.read(a_fragment, k_left, a_stage);
-      b.read(b_fragment, k_left, b_stage);
-      wmma::mma_sync(acc, a_fragment, b_fragment, acc);
-    }
+    with_layouts(p, [&]<bool kTransposeA, bool kTransposeB>() {
+      sum_over_k<T, S, kTransposeA, kTransposeB>(p, batch, row, col, own, acc);
+    });
     Epilogue<T> epilogue = p.epilogue;
     if (starts_from_c) epilogue.c = nullptr;
     store_fragment(p, epilogue, batch, row, col, stage, acc);
@@ -201,12 +228,6 @@ Status dispatch_shape(TypeList<Shapes...>, const GemmProblem& p, F&& f) {
           dtype_name(p.a.dtype) + "; it supports " + supported};
 }
 
-template <typename T, typename S>
-auto pick_layout(const GemmProblem& p) {
-  if (p.a.transposed) return p.b.transposed ? wmma_gemm<T, S, true, true> : wmma_gemm<T, S, true, false>;
-  return p.b.transposed ? wmma_gemm<T, S, false, true> : wmma_gemm<T, S, false, false>;
-}
-
 }  // namespace
 
 std::string unsupported_wmma(const GemmProblem& p) {
@@ -221,8 +242,8 @@ Status launch_wmma(const GemmProblem& p, const GemmBuffers& buffers, const Execu
     using T = decltype(types);
     return dispatch_shape(shapes_of<typename T::A>(), p, [&](auto shape) {
       using S = decltype(shape);
-      return launch_tiles("wmma", pick_layout<T, S>(p), p, buffers, executor, kWarpRows * S::kM,
-                          kWarpCols * S::kN, dim3(32, kWarpCols, kWarpRows));
+      return launch_tiles("wmma", wmma_gemm<T, S>, p, buffers, executor, kWarpRows * S::kM, kWarpCols * S::kN,
+                          dim3(32, kWarpCols, kWarpRows));
     });
   });
 }

@@ -50,6 +50,21 @@ __device__ __forceinline__ void activate_usual(Activation activation, float (&x)
   }
 }
 
+// A long function of all values: four at a time, the array rotated past them, so that it stays in registers.
+template <int kCount, typename F>
+__device__ __forceinline__ void in_fours(float (&x)[kCount], F&& f) {
+#pragma unroll 1
+  for (int step = 0; step < kCount; step += 4) {
+    float y[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] = f(x[i]);
+#pragma unroll
+    for (int i = 0; i + 4 < kCount; ++i) x[i] = x[i + 4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[kCount - 4 + i] = y[i];
+  }
+}
+
 template <int kCount>
 __device__ __forceinline__ void activate_all(Activation activation, float (&x)[kCount]) {
   switch (activation) {
@@ -63,18 +78,10 @@ __device__ __forceinline__ void activate_all(Activation activation, float (&x)[k
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] = fast_sigmoid(x[i]);
       return;
-    default:
-      // Long functions: four at a time, the array rotated past them, so that it stays in registers.
-#pragma unroll 1
-      for (int step = 0; step < kCount; step += 4) {
-        float y[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = activate(activation, x[i]);
-#pragma unroll
-        for (int i = 0; i + 4 < kCount; ++i) x[i] = x[i + 4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[kCount - 4 + i] = y[i];
-      }
+    case Activation::kTanh:
+      return in_fours(x, [](float v) { return activate(Activation::kTanh, v); });
+    case Activation::kGeluErf:
+      return in_fours(x, [](float v) { return activate(Activation::kGeluErf, v); });
   }
 }
 

@@ -72,7 +72,7 @@ constexpr bool compiled(const TileConfig& t, bool aligned, Flow flow) {
 // What is done to sums. Packed: alpha is all there is, and results of 16 bits are stored in aligned groups of
 // four; activated: these, with a bias and one of the usual activations; plain: alpha is all there is. What
 // else there may be is long, and instructions are cold when a kernel starts, so each has code of its own.
-enum class Finish { kPacked, kActivated, kPlain, kFull };
+enum class Finish : uint8_t { kPacked, kActivated, kPlain, kFull };
 
 // Blocks along the second and third extent of a grid: rows of tiles, and the batch.
 constexpr int64_t kMaxBlocks = 65535;

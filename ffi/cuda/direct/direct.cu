@@ -11,7 +11,7 @@ namespace direct {
 namespace {
 
 template <typename In>
-Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch& launch) {
+Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, Finish finish, const Launch& launch) {
   const int chunks = static_cast<int>(ceil_div(p.k, kChunk));
   const bool f32 = p.d == DType::kF32;
   const Params<In> params{
@@ -26,6 +26,7 @@ Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch&
       .extra = chunks % launch.config.warps,
       .batched = p.batch_count() > 1,
       .f32 = f32,
+      .finish = finish,
       .alpha = static_cast<float>(p.alpha),
       .result = f32 ? Result<In>{.to_f32 = {p, buffers}} : Result<In>{.to_in = {p, buffers}},
       .batch_inner = Divisor(static_cast<uint32_t>(std::max<int64_t>(p.batch[1], 1))),
@@ -35,14 +36,13 @@ Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch&
                      [&]<Major kA, Major kB>() { return launch_tiles<In, kA, kB>(params, launch); });
 }
 
-Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, const Launch& launch) {
-  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, buffers, launch)
-                                   : launch_in<__half>(p, buffers, launch);
+Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, Finish finish, const Launch& launch) {
+  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, buffers, finish, launch)
+                                   : launch_in<__half>(p, buffers, finish, launch);
 }
 
-// How a problem runs where operands begin at a multiple of 16 bytes, and the result and the bias at one of 8,
-// and where they do not.
-Launch launch_of(const GemmProblem& p, bool operands_aligned, bool results_aligned) {
+// How a problem runs where operands begin at a multiple of 16 bytes, and where they do not.
+Launch launch_of(const GemmProblem& p, bool operands_aligned) {
   Launch launch;
   const int64_t tile_option = fixed(p, kTile), warps = fixed(p, kWarps);
   launch.config = tile_option && warps ? Config{static_cast<int>(tile_option) - 1, static_cast<int>(warps)}
@@ -50,7 +50,6 @@ Launch launch_of(const GemmProblem& p, bool operands_aligned, bool results_align
   if (!kTiles[launch.config.tile].fits(major_a(p))) launch.config.tile = kFallback;
   launch.aligned = operands_aligned && made_of_vectors(p);
   launch.flow = flow_of(p, launch.config, launch.aligned, kModelSms);
-  launch.finish = finish_of(p, results_aligned);
   const TileConfig& tile = kTiles[launch.config.tile];
   launch.blocks = dim3(static_cast<unsigned>(ceil_div(p.n, tile.n)),
                        static_cast<unsigned>(ceil_div(p.m, tile.m)), static_cast<unsigned>(p.batch_count()));
@@ -87,21 +86,18 @@ Status prepare_direct(const GemmProblem& p, int) {
   Status status;
   if (p.output_empty()) return status;
   for (const bool operands_aligned : {true, false}) {
-    for (const bool results_aligned : {true, false}) {
-      Launch launch = launch_of(p, operands_aligned, results_aligned);
-      launch.prepare = true;
-      if (status.ok()) status = launch_in(p, GemmBuffers{}, launch);
-    }
+    Launch launch = launch_of(p, operands_aligned);
+    launch.prepare = true;
+    if (status.ok()) status = launch_in(p, GemmBuffers{}, Finish::kFull, launch);
   }
   return status;
 }
 
 Status launch_direct(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   if (p.output_empty()) return {};
-  Launch launch = launch_of(p, aligned(buffers.a, 16) && aligned(buffers.b, 16),
-                            aligned(buffers.d, 8) && aligned(buffers.bias, 8));
+  Launch launch = launch_of(p, aligned(buffers.a, 16) && aligned(buffers.b, 16));
   launch.stream = executor.stream;
-  return launch_in(p, buffers, launch);
+  return launch_in(p, buffers, finish_of(p, aligned(buffers.d, 8) && aligned(buffers.bias, 8)), launch);
 }
 
 }  // namespace jaxgemm::cuda

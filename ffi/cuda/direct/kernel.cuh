@@ -37,16 +37,15 @@ struct Params {
   int rounds, extra;  // chunks of every warp, and warps with one more
   bool batched;
   bool f32;
+  Finish finish;
   float alpha;
   Result<In> result;
   Divisor batch_inner;
   int64_t batch_stride_a[2], batch_stride_b[2];
 };
 
-template <typename In_, Major kA_, Major kB_, int kTileIndex, bool kAligned, Flow kFlow, Finish kFinish>
+template <typename In_, Major kA_, Major kB_, int kTileIndex, bool kAligned, Flow kFlow>
 struct Engine {
-  static constexpr bool kPlain = kFinish == Finish::kPlain, kActivated = kFinish == Finish::kActivated;
-  static constexpr bool kPacked = kFinish == Finish::kPacked || kActivated;
   using In = In_;
   static constexpr Major kA = kA_, kB = kB_;
   static constexpr TileConfig kTile = kTiles[kTileIndex];
@@ -56,9 +55,8 @@ struct Engine {
   using B = Source<kB, kN, kAligned, true>;
   static constexpr int kDepth = kFlow.depth;
   static constexpr bool kLoops = kFlow.loops;
-  static constexpr bool kBiasSoon = kAligned || !kLoops;
-  static constexpr int kBlocks =
-      kFinish == Finish::kFull && kLoops ? 1 : kFlow.blocks(kTile, kAligned, kA, kB);
+  static constexpr int kBlocks = kFlow.blocks(kTile, kAligned, kA, kB);
+  static constexpr bool kBiasSoon = !kLoops || (kAligned && kBlocks == 1);
   static constexpr int kPitch = kN + 4;  // of a tile's rows in shared memory, to spread them over the banks
   using Sums = float[kM / 16][kN / 8][4];
 };
@@ -144,11 +142,11 @@ class PackedResults {
     index_ = int64_t(batch * p.m + row) * p.n + col;
     asm volatile("" : "+r"(rows_), "+r"(cols_), "+l"(index_));
     col_ = col;
-    if constexpr (E::kActivated && E::kBiasSoon) load_bias();
+    if constexpr (E::kBiasSoon) load_bias();
   }
 
   __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp, int warps) {
-    if constexpr (E::kActivated && !E::kBiasSoon) load_bias();
+    if constexpr (!E::kBiasSoon) load_bias();
     if (warps == 1) {
 #pragma unroll
       for (int i = 0; i < E::kGroups; ++i) store(i, group<E>(acc, i));
@@ -169,7 +167,7 @@ class PackedResults {
     if (row >= rows_ || col >= cols_) return;
     const float alpha = p_.alpha;
     float y[4] = {alpha * x.x, alpha * x.y, alpha * x.z, alpha * x.w};
-    if constexpr (E::kActivated) {
+    if (p_.finish == Finish::kActivated) {
       const uint2 bias = i % 2 ? bias_[1] : bias_[0];
       const float2 first = unpack<In>(bias.x), second = unpack<In>(bias.y);
       y[0] += first.x;
@@ -183,7 +181,7 @@ class PackedResults {
   }
 
   __device__ __forceinline__ void load_bias() {
-    if (!p_.result.to_in.bias) return;
+    if (p_.finish != Finish::kActivated || !p_.result.to_in.bias) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (i * 4 < cols_) bias_[i] = __ldg(reinterpret_cast<const uint2*>(p_.result.to_in.bias + col_) + i);
@@ -218,7 +216,7 @@ class Rows {
       *reinterpret_cast<float4*>(sums + warp * kEach + row * kPitch + col) = group<E>(acc, i);
     }
     __syncthreads();
-    if constexpr (E::kPlain)
+    if (p_.finish == Finish::kPlain)
       store_plain(sums, warps);
     else
       store_full(sums, warps);
@@ -285,10 +283,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, E::kBlocks)
     a.load(chunk_a[i]);
     b.load(chunk_b[i]);
   }
-  std::conditional_t<E::kPacked, PackedResults<E>, Rows<E>> results(p, batch, row, col);
+  PackedResults<E> packed(p, batch, row, col);
   typename E::Sums acc;
   multiply<E>(acc, a, b, chunk_a, chunk_b, p.rounds + (warp < p.extra));
-  results.store(acc, shared, warp, warps);
+  if (p.finish <= Finish::kActivated) [[likely]]
+    packed.store(acc, shared, warp, warps);
+  else
+    Rows<E>(p, batch, row, col).store(acc, shared, warp, warps);
 }
 
 }  // namespace jaxgemm::cuda::direct

@@ -23,24 +23,17 @@ Status launch_engine(const Params<typename E::In>& params, const Launch& launch)
 
 template <typename In, Major kA, Major kB>
 Status launch_tiles(const Params<In>& params, const Launch& launch) {
-  Status status{"internal error: no such tile, flow and finish in kernel 'direct'"};
-  const auto run = [&]<int kTile, bool kAligned, Flow kFlow, Finish kFinish>() {
+  Status status{"internal error: no such tile and flow in kernel 'direct'"};
+  const auto run = [&]<int kTile, bool kAligned, Flow kFlow>() {
     if constexpr (kTiles[kTile].fits(kA) && compiled(kTiles[kTile], kAligned, kFlow)) {
-      if (kTile == launch.config.tile && kAligned == launch.aligned && kFlow == launch.flow &&
-          kFinish == launch.finish)
-        status = launch_engine<Engine<In, kA, kB, kTile, kAligned, kFlow, kFinish>>(params, launch);
+      if (kTile == launch.config.tile && kAligned == launch.aligned && kFlow == launch.flow)
+        status = launch_engine<Engine<In, kA, kB, kTile, kAligned, kFlow>>(params, launch);
     }
-  };
-  const auto finishes = [&]<int kTile, bool kAligned, Flow kFlow>() {
-    run.template operator()<kTile, kAligned, kFlow, Finish::kPacked>();
-    run.template operator()<kTile, kAligned, kFlow, Finish::kActivated>();
-    run.template operator()<kTile, kAligned, kFlow, Finish::kPlain>();
-    run.template operator()<kTile, kAligned, kFlow, Finish::kFull>();
   };
   const auto flows = [&]<int kTile, bool kAligned>() {
     [&]<int... kDepth>(std::integer_sequence<int, kDepth...>) {
-      (finishes.template operator()<kTile, kAligned, Flow{kDepth + 1, false}>(), ...);
-      (finishes.template operator()<kTile, kAligned, Flow{kDepth + 1, true}>(), ...);
+      (run.template operator()<kTile, kAligned, Flow{kDepth + 1, false}>(), ...);
+      (run.template operator()<kTile, kAligned, Flow{kDepth + 1, true}>(), ...);
     }(std::make_integer_sequence<int, kMaxDepth>{});
   };
   [&]<int... kTile>(std::integer_sequence<int, kTile...>) {

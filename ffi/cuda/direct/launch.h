@@ -9,7 +9,6 @@ namespace jaxgemm::cuda::direct {
 struct Launch {
   bool prepare = false;  // make the kernel known to the device instead
   bool aligned = true;
-  Finish finish = Finish::kFull;
   Config config;
   Flow flow;
   dim3 blocks;

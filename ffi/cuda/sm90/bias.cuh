@@ -6,54 +6,6 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Of one strip, of any type and alignment: two columns a lane, or one of the engine's rows when swapped. That
-// takes two registers, and can be asked for a strip ahead.
-template <typename E>
-class StripBias {
- public:
-  __device__ __forceinline__ void load(const Output& out, const Strip& s, int lane) {
-    if (!out.bias) return;
-    const int64_t first = out.swap ? s.row + lane % 16 : s.col + 2 * lane;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      raw_[i] = 0;
-      if (first + i >= out.cols) continue;
-      raw_[i] = out.f32 ? load_ahead_u32(static_cast<const float*>(out.bias) + first + i)
-                        : load_ahead_u16(static_cast<const uint16_t*>(out.bias) + first + i);
-    }
-  }
-
-  // To a lane's values of the strip, in the order of the accumulators.
-  template <int kValues>
-  __device__ __forceinline__ void add(float (&x)[kValues], const Output& out, int lane) const {
-    float value[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t raw = as_loaded(raw_[i]);
-      value[i] = out.f32 ? __uint_as_float(raw) : unpack<typename E::In>(raw).x;
-    }
-    if (out.swap) {
-      const float upper = __shfl_sync(0xffffffffu, value[0], lane / 4);
-      const float lower = __shfl_sync(0xffffffffu, value[0], lane / 4 + 8);
-#pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] += e / 2 % 2 ? lower : upper;
-    } else {
-#pragma unroll
-      for (int e = 0; e < kValues; e += 4) {
-        const float even = __shfl_sync(0xffffffffu, value[0], e + lane % 4);
-        const float odd = __shfl_sync(0xffffffffu, value[1], e + lane % 4);
-        x[e] += even;
-        x[e + 1] += odd;
-        x[e + 2] += even;
-        x[e + 3] += odd;
-      }
-    }
-  }
-
- private:
-  uint32_t raw_[2] = {};
-};
-
 // What a lane adds to its values of one strip.
 template <bool kSwap, int kValues>
 struct LaneBias {

@@ -104,24 +104,18 @@ constexpr int64_t kL2Line = 64;
 constexpr bool whole_lines(int64_t pitch) { return pitch % kL2Line == 0; }
 
 // Accumulators take tile area / (128 * consumers) registers of a thread (twice that in ping-pong): 128 leave
-// room for the epilogue, 160 is the most that does not spill.
+// room for the epilogue, 160 is the most that does not spill. benchmarks/subset.py tells what each tile is
+// worth.
 constexpr TileConfig kTiles[] = {
     {128, 256, 2, Schedule::kCooperative},  // largest product per byte loaded
-    {192, 192, 3, Schedule::kCooperative},
     {192, 160, 3, Schedule::kCooperative},
     {128, 224, 2, Schedule::kCooperative},
-    {128, 208, 2, Schedule::kCooperative},
     {128, 192, 2, Schedule::kCooperative},
-    {128, 176, 2, Schedule::kCooperative},
-    {128, 160, 2, Schedule::kCooperative},  // no second tile for a block: both groups store the one there is
-    {128, 128, 2, Schedule::kCooperative},
     {128, 160, 2, Schedule::kPingPong},
     {128, 144, 2, Schedule::kPingPong},
     {128, 128, 2, Schedule::kPingPong},
     {128, 112, 2, Schedule::kPingPong},
     {128, 96, 2, Schedule::kPingPong},
-    {128, 64, 2, Schedule::kPingPong},
-    {64, 256, 2, Schedule::kPingPong},
     {64, 192, 2, Schedule::kPingPong},
     {64, 128, 2, Schedule::kPingPong},
     {64, 96, 2, Schedule::kPingPong},

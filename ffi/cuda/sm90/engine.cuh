@@ -13,29 +13,23 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// What an engine's code does with results: stores them as whole vectors, or as rows of 16-bit values that
-// begin anywhere; multiplies by alpha, adds a bias and applies one of the usual activations before it does
-// so, and adds C too where it stores vectors; or has everything. Instructions are cold when a kernel starts,
-// and a short product spends as long on fetching them as on multiplying: a kernel holds little that it does
-// not run.
-enum class Finish : uint8_t { kPlain, kRows, kActivated, kActivatedRows, kFull };
-
-constexpr bool in_rows(Finish finish) { return finish == Finish::kRows || finish == Finish::kActivatedRows; }
-
-// Whether a tile has code of its own for this finish: for rows where strips are wide or large products take
-// the tile, and none for activated vectors where an operand is realigned, as the results that it is for are
-// mostly rows. Every tile can do all that kFull does.
-constexpr bool has_finish(const TileConfig& tile, Finish finish) {
-  if (tile.realigns() && finish == Finish::kActivated) return false;
-  return !in_rows(finish) || (tile.strip_columns() == 64 && tile.result_n() % 64 == 0) ||
-         (finish == Finish::kRows && tile.tile_m == 192);
-}
-
 // Operands as they are usually stored are all that tiles of every eighth row are for.
 constexpr bool has_majors(const TileConfig& tile, Major x, Major y) {
   if (tile.along_k() && y != Major::kK) return false;
   return !tile.eighths() || (x == Major::kK && y == Major::kMN);
 }
+
+// How results get to D, each way with code of its own. Instructions are cold when a kernel starts, and a
+// short product spends as long on fetching them as on multiplying: what runs should not step over what does
+// not.
+enum class Way : uint8_t {
+  kPlain,      // 16-bit vectors as they are, by the copy engine
+  kActivated,  // the same times alpha, with C, a bias and a usual activation
+  kRows,       // 16-bit rows that begin anywhere, times alpha, with a bias and a usual activation
+  kFloats,     // pairs of fp32 as they are
+  kElements,   // everything else, one element at a time
+};
+__host__ __device__ constexpr bool by_copy_engine(Way way) { return way <= Way::kActivated; }
 
 // Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
 // orientation.
@@ -49,20 +43,9 @@ struct Output {
   int64_t split_stride;  // elements from one split's partial result to the next one's
   float alpha, beta;
   Activation activation;
-  bool swap;    // the engine's rows are D's columns
-  bool plain;   // alpha is the whole epilogue
-  bool little;  // or with it a bias and an activation of few instructions
-  bool f32;     // D is fp32 (partial results are), and otherwise has the operands' type
-  bool copy;    // D is written by the copy engine
-  bool pairs;   // neighbouring columns from an even one on are aligned, and never only half inside
-
-  Finish finish() const {
-    const bool rows = !copy && !f32 && !swap, same = plain && alpha == 1.f;
-    if (same && (f32 ? pairs && !swap : copy)) return Finish::kPlain;
-    if (same && rows) return Finish::kRows;
-    if (copy && usual(activation)) return Finish::kActivated;
-    return rows && !c && usual(activation) ? Finish::kActivatedRows : Finish::kFull;
-  }
+  bool swap;  // the engine's rows are D's columns
+  bool f32;   // D is fp32 (partial results are), and otherwise has the operands' type
+  Way way;
 };
 
 // An operand's coordinates in a batch. A broadcast operand has extent 1 there, so its coordinate stays 0.
@@ -90,7 +73,7 @@ struct Params {
   int rows, cols;       // the engine's
   uint8_t idle_stages;  // of the ring, that are not filled
   CUtensorMap x, y, d;
-  CUtensorMap c;               // as d is, where the finish adds it
+  CUtensorMap c;               // as d is, where it comes by the copy engine too
   CUtensorMap x_edge, y_edge;  // of rows along k, those of a last tile that is cut and not the first
   Output out;
   Lines lines;  // y where it is realigned, and its maps are of every eighth line, or x of every eighth row
@@ -126,10 +109,9 @@ struct GatedParams : Params {
 };
 
 // x is the operand whose rows are the engine's rows, y the other one.
-template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_, Finish kFinish_ = Finish::kFull>
+template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
 struct Engine {
   using In = In_;
-  static constexpr Finish kFinish = kFinish_;
   using Parameters = std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
                                         std::conditional_t<kConfig.eighths(), EighthsParams, Params>>;
   static constexpr TileConfig kTile = kConfig;

@@ -2,18 +2,20 @@
 //
 // Values are finished where they are, in registers, in strips of 16 rows x kCols. Few warps run, so what
 // counts is the number of instructions and how many are independent: a strip's 8 to 32 values a lane go
-// through every step together. One loop over the strips holds the only copy of all this code; a strip's
-// registers are moved to the loop's, since registers cannot be indexed.
+// through every step together. Where a step takes much code, one loop over the strips holds the only copy of
+// it; a strip's registers are moved to the loop's, since registers cannot be indexed.
 //
 // Aligned 16-bit results go through shared memory to the copy engine, which clips ragged edges, and C comes
 // the same way (addend.cuh). Unaligned ones go through shared memory too, and are written along D's rows.
-// fp32 goes straight to memory: 4 lanes fill a sector.
+// fp32 results without an epilogue go straight to memory: 4 lanes fill a sector. What is neither goes one
+// element at a time (elements.cuh).
 #pragma once
 
 #include "../device/activation.cuh"
 #include "addend.cuh"
 #include "bias.cuh"
 #include "eighths.cuh"
+#include "elements.cuh"
 #include "engine.cuh"
 #include "rows.cuh"
 #include "staged.cuh"
@@ -30,12 +32,6 @@ class EpilogueWarp {
   static constexpr int kBuffers = kStagingBuffers;
   static_assert(16 * kCols * 2 <= kBufferBytes);
   static constexpr int kTogether = kStrips < 2 ? 1 : 2;  // strips of unaligned rows that do not overlap
-  using Rows = RowWriter<kCols, kTogether>;
-  struct Nothing {
-    __device__ Nothing(int64_t, uint32_t) {}
-  };
-  using Bias = std::conditional_t<E::kFinish == Finish::kActivated || E::kFinish == Finish::kActivatedRows,
-                                  TileBias<E>, StripBias<E>>;
 
  public:
   // Consumer `warp` of the block.
@@ -47,14 +43,16 @@ class EpilogueWarp {
         addend_(params, staging_, shared.addend + 8 * kBuffers * warp),
         rows_(params.out.pitch, staging_) {}
 
-  // What the first strip needs from memory, or the whole tile, to be called before the main loop.
-  __device__ __forceinline__ void prefetch(const Strip& first) { bias_.load(out_, first, lane_); }
+  // What a tile needs from memory before its first strip can be finished, to be called before the main loop.
+  __device__ __forceinline__ void prefetch(const Strip& first) {
+    if (E::kGated == Gated::kNo && out_.way < Way::kFloats) bias_.load(out_, first, lane_);
+  }
 
   // Asks for what the first strips need from memory into shared memory, to be called when products are under
   // way, as it may have to wait for the tile before.
   __device__ __forceinline__ void fetch(const Strip& first) {
-    if constexpr (E::kFinish == Finish::kActivated) {
-      if (out_.c && lane_ == 0) {
+    if (out_.c && out_.way == Way::kActivated) {
+      if (lane_ == 0) {
         tma_store_wait_read<0>();
         for (int i = 0; i < kBuffers; ++i) fetch_strip(first, i);
       }
@@ -65,27 +63,12 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if constexpr (E::kGated != Gated::kNo)
       store_gated(acc, first);
-    else if constexpr (E::kFinish == Finish::kFull)
-      store_full(acc, first);
-    else if constexpr (E::kFinish == Finish::kRows)
-      store_all_rows(acc, first);
-    else if constexpr (E::kFinish == Finish::kActivatedRows)
-      store_activated_rows(acc, first);
-    else if constexpr (E::kFinish == Finish::kActivated) {
-      if (out_.little && out_.swap)
-        store_biased<true>(acc, first);
-      else if (out_.little)
-        store_biased<false>(acc, first);
-      else if (out_.swap)
-        store_activated<true>(acc, first);
-      else
-        store_activated<false>(acc, first);
-    } else if (out_.f32)
-      store_floats(acc, first);
+    else if (out_.way >= Way::kFloats)
+      store_elements(acc, first);
     else if (out_.swap)
-      store_plain<true>(acc, first);
+      store<true>(acc, first);
     else
-      store_plain<false>(acc, first);
+      store<false>(acc, first);
   }
 
   // Buffers must outlive the copies that read them.
@@ -94,6 +77,14 @@ class EpilogueWarp {
   }
 
  private:
+  template <bool kSwap>
+  __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
+    if (out_.way == Way::kPlain)
+      store_plain<kSwap>(acc, first);
+    else
+      store_strips<kSwap>(acc, first);
+  }
+
   __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
     return {first.row + i / kStrips * 64, first.col + strip_column<E>(i % kStrips), first.split, first.batch};
   }
@@ -137,107 +128,46 @@ class EpilogueWarp {
       for (int e = 0; e < kValues; ++e) x[e] = value_of(acc, i, e);
     });
   }
+  // fp32 results, and all that no other way is for.
+  __device__ __forceinline__ void store_elements(const Accumulators<E>& acc, const Strip& first) {
+    const Elements<E> elements(out_, staging_, lane_);
+#pragma unroll 1
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      const Strip strip = strip_at(first, i);
+      const int rows = rows_left(strip), cols = cols_left(strip);
+      if (rows <= 0 || cols <= 0) continue;
+      float x[kValues];
+      for_strip(acc, i, [&](int e, float value) { x[e] = value; });
+      if (out_.way == Way::kFloats && rows == 16 && cols == kCols)
+        elements.write_pairs(x, strip);
+      else
+        elements.template write<true>(x, strip, rows, cols);
+    }
+  }
+
+  // The other ways.
   template <bool kSwap>
-  __device__ __forceinline__ void store_biased(const Accumulators<E>& acc, const Strip& first) {
-    store_vectors<kSwap>(first, [&](float (&x)[kValues], int i) {
-      const auto bias = bias_.template of_strip<kSwap>(out_, i, lane_);
-#pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] = fmaf(out_.alpha, value_of(acc, i, e), bias.of(e));
-      if (out_.activation == Activation::kRelu) activate_usual(Activation::kRelu, x);
-    });
-  }
-  __device__ __forceinline__ void store_floats(const Accumulators<E>& acc, const Strip& first) {
-#pragma unroll
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
-      const Strip strip = strip_at(first, i);
-      if (outside(strip)) continue;
-      float x[kValues];
-#pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] = value_of(acc, i, e);
-      store_pairs<float>(x, strip);
-    }
-  }
-
-  // One copy of the code that writes, as it is long, and one for every strip of what stages it.
-  __device__ __forceinline__ void store_all_rows(const Accumulators<E>& acc, const Strip& first) {
-    static_assert(kWhole == kStrips);
-    constexpr int kAcross = (kStrips + kTogether - 1) / kTogether;
-    uint16_t* const d = row_major(first);
-    const int rows = rows_of(first) - static_cast<int>(first.row),
-              cols = static_cast<int>(out_.cols - first.col);
-#pragma unroll 1
-    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
-      const int row = i / kAcross * 64, col = i % kAcross * kTogether * kCols;
-      if (row >= rows || col >= cols) continue;
-      rows_.go_on(d, min(min(cols, E::kResultN) - col, kTogether * kCols));
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < E::kBlocksM * kAcross; ++j) {
-        if (j != i) continue;
-#pragma unroll
-        for (int k = 0; k < kTogether; ++k) {
-          const int strip = j % kAcross * kTogether + k;
-          if (strip >= kStrips) continue;
-          float x[kValues];
-#pragma unroll
-          for (int e = 0; e < kValues; ++e) x[e] = acc.value[j / kAcross][strip * kValues + e];
-          rows_.template fill<In>(k, x);
-        }
-      }
-      __syncwarp();
-      rows_.write(d + row * out_.pitch + col, rows - row);
-    }
-  }
-
-  // The same with a bias and an activation, a strip at a time.
-  __device__ __forceinline__ void store_activated_rows(const Accumulators<E>& acc, const Strip& first) {
-    const Bias tile_bias = bias_;  // a strip's place in it is not known: *this would have to be in memory
+  __device__ __forceinline__ void store_strips(const Accumulators<E>& acc, const Strip& first) {
+    const TileBias<E> tile_bias =
+        bias_;  // a strip's place in it is not known: *this would have to be in memory
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
       const Strip strip = strip_at(first, i);
-      if (outside(strip)) continue;
-      const auto bias = tile_bias.template of_strip<false>(out_, i, lane_);
-      float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
-      activate_usual(out_.activation, x);
-      store_rows(rows_, x, strip, i % kStrips);
-    }
-  }
-
-  __device__ __forceinline__ void store_full(const Accumulators<E>& acc, const Strip& first) {
-#pragma unroll 1
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
-      const Strip strip = strip_at(first, i);
-      float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
-      if (!out_.plain) {
-        const Bias bias = bias_;
-        if (i + 1 < E::kBlocksM * kStrips) bias_.load(out_, strip_at(first, i + 1), lane_);
-        if (!outside(strip)) finish(x, bias, strip);
-      }
-      if (!outside(strip)) put(x, strip, i % kStrips);
-    }
-  }
-
-  template <bool kSwap>
-  __device__ __forceinline__ void store_activated(const Accumulators<E>& acc, const Strip& first) {
-#pragma unroll 1
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
-      const Strip strip = strip_at(first, i);
-      if (i > 0 && out_.c && lane_ == 0) {
+      const bool adds = out_.c && out_.way == Way::kActivated;
+      if (i > 0 && adds && lane_ == 0) {
         tma_store_wait_read<0>();
         fetch_strip(first, i + 1);
       }
       if (outside(strip)) continue;
-      const auto bias = bias_.template of_strip<kSwap>(out_, i, lane_);
+      const auto bias = tile_bias.template of_strip<kSwap>(out_, i, lane_);
       float x[kValues];
       for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
-      if (out_.c) {
+      if (adds) {
         buffer_ = i % kBuffers;
         addend_.template add<kSwap>(x, buffer_, lane_);
       }
       activate_usual(out_.activation, x);
-      store_copy<kSwap>(x, strip);
+      put<kSwap>(x, strip, i % kStrips);
     }
   }
   __device__ __forceinline__ void fetch_strip(const Strip& first, int i) const {
@@ -259,23 +189,23 @@ class EpilogueWarp {
       for_strip(acc, gate, [&](int e, float value) { x[e] = value; });
       activate_all(out_.activation, x);
       for_strip(acc, gate + kToUp, [&](int e, float value) { x[e] *= value; });
-      put(x, strip, i % kStrips);
+      if (out_.way == Way::kElements)
+        Elements<E>(out_, staging_, lane_)
+            .template write<false>(x, strip, rows_left(strip), cols_left(strip));
+      else if (out_.swap)
+        put<true>(x, strip, i % kStrips);
+      else
+        put<false>(x, strip, i % kStrips);
     }
   }
 
+  // `across` counts strips along the rows.
+  template <bool kSwap>
   __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip, int across) {
-    if (out_.f32)
-      store_direct<float>(x, strip);
-    else if (out_.copy && out_.swap)
-      store_copy<true>(x, strip);
-    else if (out_.copy)
-      store_copy<false>(x, strip);
-    else if (out_.swap)
-      store_direct<In>(x, strip);
-    else {
-      Rows rows(out_.pitch, staging_);
-      store_rows(rows, x, strip, across);
-    }
+    if (kSwap || by_copy_engine(out_.way))
+      store_copy<kSwap>(x, strip);
+    else
+      store_rows(x, strip, across);
   }
 
   // Calls f with each accumulator of a strip, counted along the tile's whole width.
@@ -290,10 +220,7 @@ class EpilogueWarp {
     }
   }
 
-  // Within the strip this lane's value e is in row_of(e), col_of(e); rows_left and cols_left of the strip
-  // exist.
-  __device__ __forceinline__ int row_of(int e) const { return lane_ / 4 + e / 2 % 2 * 8; }
-  __device__ __forceinline__ int col_of(int e) const { return e / 4 * 8 + lane_ % 4 * 2 + e % 2; }
+  // Of a strip, rows_left and cols_left exist.
   // Extents are below 2^31.
   __device__ __forceinline__ int rows_of(const Strip& s) const {
     return out_.swap ? rows_of<true>(s) : rows_of<false>(s);
@@ -307,62 +234,6 @@ class EpilogueWarp {
   __device__ __forceinline__ int cols_left(const Strip& s) const {
     return min(static_cast<int>(out_.swap ? out_.rows : out_.cols) - static_cast<int>(s.col), kCols);
   }
-  // Calls f(e, index) for this lane's values in order, and only for those that exist, with their place in D.
-  // Values two apart are 8 of the engine's rows apart. The place is carried along rather than computed for
-  // each value, which would take more registers than there are.
-  template <typename F>
-  __device__ __forceinline__ void for_each(const Strip& s, F&& f) const {
-    const int64_t row_step = out_.swap ? 1 : out_.pitch, col_step = out_.swap ? out_.pitch : 1;
-    const int rows = rows_left(s), cols = cols_left(s);
-    int64_t index = s.batch * out_.batch_stride + s.split * out_.split_stride +
-                    (s.row + row_of(0)) * row_step + (s.col + col_of(0)) * col_step;
-#pragma unroll
-    for (int e = 0; e < kValues; e += 4) {
-#pragma unroll
-      for (int half = 0; half < 4; half += 2) {
-        if (row_of(half) >= rows) continue;
-        const int64_t at = index + 4 * half * row_step;
-        if (col_of(e) < cols) f(e + half, at);
-        if (col_of(e + 1) < cols) f(e + half + 1, at + col_step);
-      }
-      index += 8 * col_step;
-    }
-  }
-  // Loads of C stay behind this, or the compiler would have them all in flight and run out of registers.
-  static __device__ __forceinline__ void pause(int e) {
-    if (e % 8 == 7) asm volatile("" ::: "memory");
-  }
-
-  __device__ __forceinline__ void finish(float (&x)[kValues], const Bias& bias, const Strip& s) const {
-    if (out_.c) {
-      if (out_.f32)
-        add_c<float>(x, s);
-      else
-        add_c<In>(x, s);
-    }
-    if (out_.bias) bias.add(x, out_, lane_);
-    activate_all(out_.activation, x);
-  }
-
-  template <typename D>
-  __device__ __forceinline__ void add_c(float (&x)[kValues], const Strip& s) const {
-    const D* const c = static_cast<const D*>(out_.c);
-    if (out_.pairs && !out_.swap) {
-      for_each(s, [&](int e, int64_t index) {
-        if (e % 2) return;
-        const auto pair = *reinterpret_cast<const Pair<D>*>(c + index);
-        x[e] += out_.beta * convert<float>(pair.a);
-        x[e + 1] += out_.beta * convert<float>(pair.b);
-        if (sizeof(D) > 2) pause(2 * e + 1);
-      });
-      return;
-    }
-    for_each(s, [&](int e, int64_t index) {
-      x[e] += out_.beta * convert<float>(c[index]);
-      pause(e);
-    });
-  }
-
   // 16-bit values into a buffer: lines of kCols columns, or of 16 rows when transposed. The 16-byte units
   // of a line are XORed with bits 7 and up of the byte offset, as many as a line has units: the copy engine's
   // swizzle.
@@ -404,48 +275,26 @@ class EpilogueWarp {
   __device__ __forceinline__ uint16_t* row_major(const Strip& s) const {
     return static_cast<uint16_t*>(out_.d) + s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
   }
-  // `across` counts strips along the rows: they are staged until there are enough to be written, or no more.
-  __device__ __forceinline__ void store_rows(Rows& rows, const float (&x)[kValues], const Strip& s,
-                                             int across) const {
+  // Strips side by side are staged until there are enough to be written, or no more.
+  __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) {
     const int staged = across < kWhole ? across % kTogether : 0;
     if (staged == 0) __syncwarp();
-    rows.template fill<In>(staged, x);
+    rows_.template fill<In>(staged, x);
     if (staged + 1 < kTogether && across + 1 < kWhole && s.col + kCols < out_.cols) return;
     __syncwarp();
     uint16_t* const d = row_major(s) - staged * kCols;
-    rows.go_on(d, staged * kCols + cols_left(s));
-    rows.write(d, rows_left(s));
+    rows_.go_on(d, staged * kCols + cols_left(s));
+    rows_.write(d, rows_left(s));
   }
-
-  template <typename D>
-  __device__ __forceinline__ void store_direct(const float (&x)[kValues], const Strip& s) const {
-    D* const d = static_cast<D*>(out_.d);
-    if (out_.pairs && !out_.swap)
-      store_pairs<D>(x, s);
-    else
-      for_each(s, [&](int e, int64_t index) { d[index] = convert<D>(x[e]); });
-  }
-  template <typename D>
-  __device__ __forceinline__ void store_pairs(const float (&x)[kValues], const Strip& s) const {
-    for_each(s, [&](int e, int64_t index) {
-      if (e % 2) return;
-      *reinterpret_cast<Pair<D>*>(static_cast<D*>(out_.d) + index) = {convert<D>(x[e]), convert<D>(x[e + 1])};
-    });
-  }
-  template <typename D>
-  struct alignas(2 * sizeof(D)) Pair {
-    D a, b;
-  };
 
   const Params& p_;
   const Output& out_;
   uint32_t staging_;
   int lane_;
   int buffer_ = 0;
-  Bias bias_;
+  TileBias<E> bias_;
   Addend<E> addend_;
-  // From tile to tile.
-  std::conditional_t<in_rows(E::kFinish), Rows, Nothing> rows_;
+  RowWriter<kCols, kTogether> rows_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

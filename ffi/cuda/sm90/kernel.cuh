@@ -126,9 +126,7 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
           constexpr int kArrivals = E::kRealigns ? 1 + kTeamWarps : 1;
           for (int i = 0; i < E::kStages; ++i) mbarrier_init(shared.full + 8 * i, kArrivals);
           if constexpr (E::kRealigns) RawRing<E>::init(shared);
-          if constexpr (E::kFinish == Finish::kActivated) {
-            if (p.out.c) Addend<E>::init(shared.addend);
-          }
+          if (p.out.c && p.out.way == Way::kActivated) Addend<E>::init(shared.addend);
           mbarrier_init_fence();
         }
       } else if (elect_one()) {
@@ -141,9 +139,9 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
       }
       __syncwarp();
       ready();
-      if (warp == 1 && p.out.copy && elect_one()) {
+      if (warp == 1 && by_copy_engine(p.out.way) && elect_one()) {
         tma_prefetch_map(&p.d);
-        if (E::kFinish == Finish::kActivated && p.out.c) tma_prefetch_map(&p.c);
+        if (p.out.c && p.out.way == Way::kActivated) tma_prefetch_map(&p.c);
       }
       if constexpr (E::kRealigns) {
         if (warp == 1) produce_raw<E>(p, shared);
@@ -155,12 +153,8 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
       produce<E, Walk::kOneWave>(p, shared, block_ready);
     } else if (p.schedule.cluster_shift == 0 || sliced) {
       produce<E, Walk::kBlocks>(p, shared, ready);
-    } else if (p.schedule.cluster_m == 1) {
-      produce<E, Walk::kShareX>(p, shared, cluster_ready);
-    } else if (p.schedule.cluster_n == 1) {
-      produce<E, Walk::kShareY>(p, shared, cluster_ready);
     } else {
-      produce<E, Walk::kShareBoth>(p, shared, cluster_ready);
+      produce<E, Walk::kClusters>(p, shared, cluster_ready);
     }
   }
   // A peer may still need this block's shared memory. Where K is shared nothing reaches a block whose warps

@@ -39,13 +39,13 @@ Status launch_engine(const typename E::Parameters& params, const Launch& launch)
   return launch_status("sm90");
 }
 
-template <typename In, Major kX, Major kY, Finish kFinish>
+template <typename In, Major kX, Major kY>
 Status launch_tiles(const Params& params, const Launch& launch) {
   Status status{"internal error: no such tile in kernel 'sm90'"};
   const auto launch_tile = [&]<int kTile>() {
-    if constexpr (has_finish(kTiles[kTile], kFinish) && has_majors(kTiles[kTile], kX, kY)) {
+    if constexpr (has_majors(kTiles[kTile], kX, kY)) {
       if (kTile == launch.tile) {
-        using E = Engine<kTiles[kTile], kX, kY, In, kFinish>;
+        using E = Engine<kTiles[kTile], kX, kY, In>;
         status = launch_engine<E>(static_cast<const typename E::Parameters&>(params), launch);
       }
     }

@@ -15,7 +15,7 @@ struct Launch {
 };
 
 // In a file of its own for each combination, made from tiles.cu.in.
-template <typename In, Major kX, Major kY, Finish kFinish>
+template <typename In, Major kX, Major kY>
 Status launch_tiles(const Params& params, const Launch& launch);
 
 // Of the tiles with two weights, whose majors are fixed: gated_bf16.cu and gated_f16.cu.
@@ -24,21 +24,13 @@ Status launch_gated_tiles(const GatedParams& params, const Launch& launch);
 
 extern template Status launch_gated_tiles<__nv_bfloat16>(const GatedParams&, const Launch&);
 extern template Status launch_gated_tiles<__half>(const GatedParams&, const Launch&);
-#define JAXGEMM_SM90_TILES(type, finish)                                                                  \
-  extern template Status launch_tiles<type, Major::kK, Major::kK, finish>(const Params&, const Launch&);  \
-  extern template Status launch_tiles<type, Major::kK, Major::kMN, finish>(const Params&, const Launch&); \
-  extern template Status launch_tiles<type, Major::kMN, Major::kK, finish>(const Params&, const Launch&); \
-  extern template Status launch_tiles<type, Major::kMN, Major::kMN, finish>(const Params&, const Launch&);
-JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kPlain)
-JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kRows)
-JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kActivated)
-JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kActivatedRows)
-JAXGEMM_SM90_TILES(__nv_bfloat16, Finish::kFull)
-JAXGEMM_SM90_TILES(__half, Finish::kPlain)
-JAXGEMM_SM90_TILES(__half, Finish::kRows)
-JAXGEMM_SM90_TILES(__half, Finish::kActivated)
-JAXGEMM_SM90_TILES(__half, Finish::kActivatedRows)
-JAXGEMM_SM90_TILES(__half, Finish::kFull)
+#define JAXGEMM_SM90_TILES(type)                                                                  \
+  extern template Status launch_tiles<type, Major::kK, Major::kK>(const Params&, const Launch&);  \
+  extern template Status launch_tiles<type, Major::kK, Major::kMN>(const Params&, const Launch&); \
+  extern template Status launch_tiles<type, Major::kMN, Major::kK>(const Params&, const Launch&); \
+  extern template Status launch_tiles<type, Major::kMN, Major::kMN>(const Params&, const Launch&);
+JAXGEMM_SM90_TILES(__nv_bfloat16)
+JAXGEMM_SM90_TILES(__half)
 #undef JAXGEMM_SM90_TILES
 
 }  // namespace jaxgemm::cuda::sm90

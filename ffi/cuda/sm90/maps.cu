@@ -133,9 +133,9 @@ Status result_maps(const Plan& plan, const GemmProblem& p, EighthsParams* params
     if (rows == 0) *map = *more;
     return status.ok() && rows ? result_map(p, out, base, rows, 8, columns, map) : status;
   };
-  if (!out.copy) return {};
+  if (!by_copy_engine(out.way)) return {};
   const Status status = encode(out.d, &params->d, &params->d_more);
-  if (!status.ok() || !out.c || !aligned(out.c, 16)) return status;
+  if (!status.ok() || !out.c) return status;
   return encode(out.c, &params->c, &params->c_more);
 }
 

@@ -48,6 +48,21 @@ Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers
                      : status;
 }
 
+// How results are written. What follows the two products of a gated pair is none of the ways' business.
+Way way_of(const Output& out, const GemmProblem& p) {
+  const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone && out.alpha == 1.f;
+  if (out.f32) {
+    const bool pairs = p.n % 2 == 0 && aligned(out.d, 8) && !out.swap;
+    return plain && pairs && !p.gated ? Way::kFloats : Way::kElements;
+  }
+  const bool whole = p.n % 8 == 0 && aligned(out.d, 16);
+  if (whole && (plain || p.gated)) return Way::kPlain;
+  if (p.gated) return out.swap ? Way::kElements : Way::kRows;
+  if (!usual(p.activation) || !aligned(out.bias, 4)) return Way::kElements;  // a bias is read in pairs
+  if (whole && aligned(out.c, 16)) return Way::kActivated;
+  return whole || out.swap || p.has_c ? Way::kElements : Way::kRows;
+}
+
 Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
   Output out{};
   out.rows = p.m;
@@ -60,10 +75,9 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
     out.split_stride = out.batch_stride * p.batch_count();
     out.alpha = 1.f;
     out.f32 = true;
-    out.plain = true;
     // The padding of a partial row may be written.
     if (!out.swap) out.cols = out.pitch;
-    out.pairs = true;
+    out.way = out.swap ? Way::kElements : Way::kFloats;
     return out;
   }
   out.d = buffers.d;
@@ -76,40 +90,16 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;
   out.f32 = p.d == DType::kF32;
-  out.plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
-  out.little = !p.has_c && little(p.activation);
-  out.copy = !out.f32 && p.n % 8 == 0 && aligned(buffers.d, 16);
-  out.pairs = p.n % 2 == 0 && aligned(buffers.d, 2 * static_cast<int64_t>(dtype_bytes(p.d)));
+  out.way = way_of(out, p);
   return out;
-}
-
-template <typename In, Finish kFinish>
-Status launch_majors(Major x, Major y, const Params& params, const Launch& launch) {
-  return with_majors(x, y,
-                     [&]<Major kX, Major kY>() { return launch_tiles<In, kX, kY, kFinish>(params, launch); });
 }
 
 template <typename In>
 Status launch_in(const GemmProblem& p, const Plan& plan, const EighthsParams& params, const CUtensorMap& up,
                  const Launch& launch) {
   if (p.gated) return launch_gated_tiles<In>(GatedParams{params, up}, launch);
-  const Major x = plan.x().major, y = plan.y().major;
-  const TileConfig& tile = kTiles[launch.tile];
-  Finish finish = params.out.finish();
-  // All other code reads the bias in pairs, and has C copied.
-  if (!has_finish(tile, finish) || !aligned(params.out.bias, 4) || !aligned(params.out.c, 16))
-    finish = Finish::kFull;
-  Status status;
-  const auto run = [&]<Finish kFinish>() {
-    if (status.ok() && (launch.prepare ? has_finish(tile, kFinish) : finish == kFinish))
-      status = launch_majors<In, kFinish>(x, y, params, launch);
-  };
-  run.template operator()<Finish::kPlain>();
-  run.template operator()<Finish::kRows>();
-  run.template operator()<Finish::kActivated>();
-  run.template operator()<Finish::kActivatedRows>();
-  run.template operator()<Finish::kFull>();
-  return status;
+  return with_majors(plan.x().major, plan.y().major,
+                     [&]<Major kX, Major kY>() { return launch_tiles<In, kX, kY>(params, launch); });
 }
 
 Status launch_in(const GemmProblem& p, const Plan& plan, const EighthsParams& params, const CUtensorMap& up,

@@ -1,0 +1,113 @@
+// From a strip of results to D of any type, alignment and orientation, one element at a time: what no quicker
+// way is there for. The strip goes through shared memory in fp32, so that a warp writes along D's rows.
+#pragma once
+
+#include "../device/activation.cuh"
+#include "engine.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+// Of one warp.
+template <typename E>
+class Elements {
+  using In = typename E::In;
+  static constexpr int kCols = E::kStripColumns;
+  static constexpr int kTogether = 4;  // elements of a lane that are loaded, finished and stored side by side
+  static_assert(16 * kCols * 4 <= E::kStagingBytes && 16 * kCols % (32 * kTogether) == 0);
+
+ public:
+  __device__ Elements(const Output& out, uint32_t staging, int lane)
+      : out_(out), staging_(staging), lane_(lane) {}
+
+  // A lane's values in the accumulators' order, of which `rows` and `cols` exist. kEpilogue: C, the bias and
+  // the activation are still to come.
+  template <bool kEpilogue>
+  __device__ __forceinline__ void write(const float (&x)[kCols / 2], const Strip& s, int rows,
+                                        int cols) const {
+    __syncwarp();  // the strip before may still be read
+#pragma unroll
+    for (int e = 0; e < kCols / 2; e += 2)
+      store_shared(at(lane_ / 4 + e / 2 % 2 * 8, e / 4 * 8 + lane_ % 4 * 2), x[e], x[e + 1]);
+    __syncwarp();
+#pragma unroll 1
+    for (int first = lane_; first < 16 * kCols; first += 32 * kTogether) {
+      float value[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const Place place(out_, first + 32 * i);
+        value[i] = load_shared(at(place.row, place.col));
+        if (kEpilogue) value[i] *= out_.alpha;
+        if (kEpilogue && place.row < rows && place.col < cols) value[i] += added(place, s);
+      }
+      if constexpr (kEpilogue) activate_all(out_.activation, value);
+      int same = first;
+      asm volatile("" : "+r"(same));  // places are computed again, as there are no registers to keep them
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const Place place(out_, same + 32 * i);
+        if (place.row >= rows || place.col >= cols) continue;
+        const int64_t index = place.index(out_, s);
+        if (out_.f32)
+          static_cast<float*>(out_.d)[index] = value[i];
+        else
+          static_cast<In*>(out_.d)[index] = convert<In>(value[i]);
+      }
+    }
+  }
+
+  // A whole strip of fp32 values as they are, of which neighbours are aligned pairs.
+  __device__ __forceinline__ void write_pairs(const float (&x)[kCols / 2], const Strip& s) const {
+    float* const d = static_cast<float*>(out_.d) + s.batch * out_.batch_stride + s.split * out_.split_stride +
+                     (s.row + lane_ / 4) * out_.pitch + s.col + lane_ % 4 * 2;
+    float* const below = d + 8 * out_.pitch;
+#pragma unroll
+    for (int e = 0; e < kCols / 2; e += 4) {
+      *reinterpret_cast<float2*>(d + 2 * e) = {x[e], x[e + 1]};
+      *reinterpret_cast<float2*>(below + 2 * e) = {x[e + 2], x[e + 3]};
+    }
+  }
+
+ private:
+  // Element `i` of a strip in the order in which D has them, by its row and column of the strip.
+  struct Place {
+    int row, col;
+    __device__ __forceinline__ Place(const Output& out, int i)
+        : row(out.swap ? i % 16 : i / kCols), col(out.swap ? i / 16 : i % kCols) {}
+    __device__ __forceinline__ int64_t d_col(const Output& out, const Strip& s) const {
+      return out.swap ? s.row + row : s.col + col;
+    }
+    __device__ __forceinline__ int64_t index(const Output& out, const Strip& s) const {
+      const int64_t d_row = out.swap ? s.col + col : s.row + row;
+      return s.batch * out.batch_stride + s.split * out.split_stride + d_row * out.pitch + d_col(out, s);
+    }
+  };
+  // What C and the bias add to an element.
+  __device__ __forceinline__ float added(const Place& place, const Strip& s) const {
+    const float c = out_.c ? out_.beta * element(out_.c, place.index(out_, s)) : 0.f;
+    return out_.bias ? c + element(out_.bias, place.d_col(out_, s)) : c;
+  }
+  __device__ __forceinline__ float element(const void* from, int64_t index) const {
+    return out_.f32 ? static_cast<const float*>(from)[index]
+                    : convert<float>(static_cast<const In*>(from)[index]);
+  }
+
+  // Where the strip's element lies in shared memory. Groups of 8 columns are XORed with the row, so that the
+  // pairs that a warp stores at a time fall in different banks.
+  __device__ __forceinline__ uint32_t at(int row, int col) const {
+    return staging_ + 4 * (row * kCols + (col ^ (8 * row & (kCols - 8))));
+  }
+  static __device__ __forceinline__ void store_shared(uint32_t to, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
+  }
+  static __device__ __forceinline__ float load_shared(uint32_t from) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+    return x;
+  }
+
+  const Output& out_;
+  uint32_t staging_;
+  int lane_;
+};
+
+}  // namespace jaxgemm::cuda::sm90

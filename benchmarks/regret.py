@@ -47,7 +47,7 @@ from tune import problem_of  # noqa: E402
 
 _CONFIGURATIONS_AT_ONCE = 14  # that are compiled: XLA does so without Python's lock
 #: Options that say how tiles are launched. All others say what a tile is.
-_LAUNCH = ("cluster_m", "cluster_n", "split_k", "swap", "group", "grid", "reduction")
+LAUNCH = ("cluster_m", "cluster_n", "split_k", "swap", "group", "grid", "reduction")
 _WALKS = (1, 2, 4, 8, 16, 32)  # rows of tiles that are walked together, by option group
 
 
@@ -115,7 +115,7 @@ def _some(
     draw.shuffle(rest)
     tiles: dict[tuple[int, ...], list[Candidate]] = {}
     for x in rest:
-        tile = tuple(value for name, value in zip(row.options, x.config, strict=True) if name not in _LAUNCH)
+        tile = tuple(value for name, value in zip(row.options, x.config, strict=True) if name not in LAUNCH)
         tiles.setdefault(tile, []).append(x)
     in_turn = (x for turn in itertools.zip_longest(*tiles.values()) for x in turn if x)
     return [*weighed[:best], *itertools.islice(in_turn, others)]

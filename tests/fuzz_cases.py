@@ -379,6 +379,6 @@ def compare(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None
     if len(wrong):
         at = tuple(wrong[0])
         raise AssertionError(
-            f"{len(wrong)} of {got.size} elements are off, first at {tuple(map(int, at))}: got {got[at]!r}, "
-            f"expected {expected[at]!r} within {bound[at]:.3g}"
+            f"{len(wrong)} of {got.size} elements are off, first at {tuple(map(int, at))}: got {got[at]}, "
+            f"expected {expected[at]} within {bound[at]:.3g}"
         )

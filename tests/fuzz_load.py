@@ -37,7 +37,7 @@ class Load:
             settings = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2"}
             command = [sys.executable, "-P", str(Path(__file__).resolve())]
             self._process = subprocess.Popen(
-                command, env={**os.environ, **settings}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                command, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
             )
             self._thread = threading.Thread(target=self._follow, daemon=True)
         else:
@@ -56,14 +56,16 @@ class Load:
             self._process.wait()
         if self._thread:
             self._thread.join(60)
+        if self._process and self._process.stdout:
+            self._process.stdout.close()
 
     def __str__(self) -> str:
         return f"{self._name}, {self._count} products"
 
-    def check(self) -> None:
-        """RuntimeError if there are no more products."""
-        if self._thread and not self._thread.is_alive():
-            raise RuntimeError(f"load: {self} has ended")
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more products, as their thread or process has failed."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def _count_up(self, products: int) -> None:
         self._count += products
@@ -120,7 +122,8 @@ def main() -> None:
     import jax
     import jax.numpy as jnp
 
-    arrays = [jnp.ones((n, n), jnp.bfloat16) for n in SIZES]
+    shrink = 16 if jax.default_backend() == "cpu" else 1
+    arrays = [jnp.ones((n // shrink, n // shrink), jnp.bfloat16) for n in SIZES]
     products = jax.jit(lambda arrays: [x @ x for x in arrays * 4])
     parent = os.getppid()
     while os.getppid() == parent:

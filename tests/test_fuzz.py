@@ -10,11 +10,13 @@ from pathlib import Path
 
 import fuzz
 import fuzz_cases
+import fuzz_load
 import guards
 import jax
 import numpy as np
 import pytest
 from fuzz_cases import Case
+from fuzz_load import Load
 
 import jaxgemm
 
@@ -198,3 +200,24 @@ def test_the_command_line(tmp_path):
     assert (result["seed"], result["products"], result["platform"], result["failures"]) == (4, 2, "cpu", [])
     assert "numpy in a thread" in result["load"]
     assert jax.__version__ == result["jax"]
+
+
+# --- What runs beside -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("platform", "name"), [("cpu", "numpy in a thread"), ("cuda", "a second process")])
+def test_products_that_run_beside(platform, name, monkeypatch):
+    monkeypatch.setattr(fuzz_load, "_torch", lambda: None)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with Load(platform) as load:
+        assert not load.ended
+    assert load.ended
+    assert str(load).startswith(name)
+    assert int(str(load).split()[-2]) > 0
+
+
+def test_products_beside_that_end_are_a_failure():
+    with Load("cpu") as load:
+        pass
+    found = fuzz.run(1, indices=range(3), load=load)
+    assert found.failures == [f"what runs beside has ended: {load}"]

@@ -4,6 +4,7 @@ Machines without a GPU skip the tests of the CUDA kernels, so the record says wh
 passed, and for which sources: a digest that no longer matches means that they have changed since.
 
     python tests/gpu_record.py              run the suite and write tests/gpu_record.json
+    python tests/gpu_record.py --fuzz FILE  add what `python tests/fuzz.py 600 SEED --json FILE` found; or several FILEs
     python tests/gpu_record.py --digest     print the digest of the sources
     python tests/gpu_record.py -- -n 0      arguments after -- go to pytest
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import datetime
 import hashlib
 import importlib.util
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests/gpu_record.json"
 SOURCES = ("CMakeLists.txt", "ffi", "jaxgemm")
 RENEW = "renew it with `python tests/gpu_record.py` on a machine with a GPU"
+ADD = "`python tests/gpu_record.py --fuzz FILE`"
 
 #: What a record holds.
 SCHEMA = {
@@ -41,6 +44,21 @@ SCHEMA = {
     "digest": str,
 }
 VERSIONS = ("python", "jax", "jaxlib", "jaxgemm", "cuda")
+#: What it holds of random products, in a list named "fuzz", once there is any: a run each, with its own digest.
+FUZZ = {
+    "device": str,
+    "seed": int,
+    "seconds": float,
+    "load": str,
+    "products": int,
+    "kernels": dict,
+    "guarded": int,
+    "refused": dict,
+    "failures": list,
+    "jax": str,
+    "date": str,
+    "digest": str,
+}
 
 
 def digest(root: Path = ROOT) -> str:
@@ -69,20 +87,70 @@ def staleness(record: Path = RECORD, root: Path = ROOT) -> str:
         return f"{name}: {problem}; {RENEW}"
     if held["failed"]:
         return f"{name}: {held['failed']} tests failed in the last run on a GPU, {held['device']}, {held['date']}"
-    if held["digest"] != digest(root):
+    current = digest(root)
+    if held["digest"] != current:
         return f"{name} is stale: the sources have changed since the run of {held['date']}; {RENEW}"
+    return fuzz_staleness(name, held.get("fuzz", []), current)
+
+
+def fuzz_staleness(name: str, runs: list[dict[str, Any]], current: str) -> str:
+    """What is wrong with the random products of a record; empty if those of these sources were right."""
+    renew = "run `python tests/fuzz.py 600 SEED --json FILE` on a machine with a GPU, then " + ADD
+    for run in runs:
+        if run["failures"]:
+            return f"{name}: {len(run['failures'])} random products of seed {run['seed']} failed, {run['device']}"
+    if not runs:
+        return f"{name} tells of no random products; {renew}"
+    if all(run["digest"] != current for run in runs):
+        return f"{name} is stale: the sources have changed since the random products of {runs[-1]['date']}; {renew}"
     return ""
 
 
 def invalid(record: Any) -> str:
     """Why this is not a record; empty if it is one."""
-    if not isinstance(record, dict):
-        return "not an object"
-    for key, kind in SCHEMA.items():
-        if not isinstance(record.get(key), kind):
-            return f"'{key}' must be a {kind.__name__}, got {record.get(key)!r}"
+    if wrong := _unlike(record, SCHEMA):
+        return wrong
     missing = [key for key in VERSIONS if not isinstance(record["versions"].get(key), str)]
-    return f"versions lack {', '.join(missing)}" if missing else ""
+    if missing:
+        return f"versions lack {', '.join(missing)}"
+    runs = record.get("fuzz", [])
+    if not isinstance(runs, list):
+        return f"'fuzz' must be a list, got {runs!r}"
+    return next((f"fuzz: {wrong}" for run in runs if (wrong := _unlike(run, FUZZ))), "")
+
+
+def _unlike(given: Any, schema: dict[str, type]) -> str:
+    if not isinstance(given, dict):
+        return "not an object"
+    for key, kind in schema.items():
+        if not isinstance(given.get(key), kind):
+            return f"'{key}' must be a {kind.__name__}, got {given.get(key)!r}"
+    return ""
+
+
+def add_fuzz(record: Path, files: list[Path]) -> str:
+    """Add the runs of random products in these files to the record, in place of those of other sources, and of those
+    of the same seed, load or none, and device; returns what is wrong with a file.
+    """
+    held = json.loads(record.read_text())
+    for file in files:
+        try:
+            run = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            return f"{file}: {error}"
+        if wrong := _unlike(run, FUZZ):
+            return f"{file}: {wrong}"
+        if run.get("platform") != "cuda":
+            return f"{file}: not of a GPU, but of {run['device']}"
+        run = {key: run[key] for key in FUZZ}
+        kept = [x for x in held.get("fuzz", []) if x["digest"] == run["digest"] and _which(x) != _which(run)]
+        held["fuzz"] = [*kept, run]
+    record.write_text(json.dumps(held, indent=2) + "\n")
+    return ""
+
+
+def _which(run: dict[str, Any]) -> tuple[Any, ...]:
+    return run["device"], run["seed"], bool(run["load"])
 
 
 class Counter:
@@ -141,11 +209,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--digest", action="store_true", help="print the digest of the sources and stop")
     parser.add_argument("--output", type=Path, default=RECORD, help="the record to write")
+    parser.add_argument("--fuzz", nargs="+", type=Path, metavar="FILE", help="add fuzz.py's summaries, and run nothing")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     given = parser.parse_args(arguments)
     if given.digest:
         print(digest())
         return 0
+    if given.fuzz:
+        wrong = add_fuzz(given.output, given.fuzz)
+        print(f"gpu_record: {wrong or f'{len(given.fuzz)} runs of random products are in {given.output}'}")
+        return 2 if wrong else 0
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the tests run in several processes
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
     import jax
@@ -169,6 +242,8 @@ def main(arguments: list[str]) -> int:
         "date": start.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "digest": before,
     }
+    with contextlib.suppress(OSError, ValueError):  # runs that are as current as their own digests say
+        record["fuzz"] = json.loads(given.output.read_text()).get("fuzz", [])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         print(f"gpu_record: the run did not finish ({status!r}); nothing is recorded", file=sys.stderr)
         return int(status)

@@ -20,6 +20,21 @@ RECORD = {
     "date": "2026-11-21T09:00:00Z",
     "digest": "",
 }
+FUZZ = {
+    "device": "NVIDIA H200",
+    "platform": "cuda",
+    "seed": 1,
+    "seconds": 600.0,
+    "load": "",
+    "products": 3000,
+    "kernels": {"sm90": 2000, "xla": 1000},
+    "guarded": 1200,
+    "refused": {"gemv": 100},
+    "failures": [],
+    "jax": "0.10.2",
+    "date": "2026-11-22T09:00:00Z",
+    "digest": "",
+}
 
 
 @pytest.fixture
@@ -32,8 +47,10 @@ def tree(tmp_path):
     return tmp_path
 
 
-def write(path, **changed):
-    path.write_text(json.dumps({**RECORD, **changed}))
+def write(path, *, fuzz=({},), **changed):
+    """A record, with runs of random products that are as current as it is, with these changes."""
+    runs = [{**FUZZ, "digest": changed.get("digest", ""), **run} for run in fuzz]
+    path.write_text(json.dumps({**RECORD, "fuzz": runs, **changed}))
     return path
 
 
@@ -87,6 +104,56 @@ def test_a_record_of_failures(tree):
 
 
 @pytest.mark.parametrize(
+    ("fuzz", "problem"),
+    [
+        ((), "record.json tells of no random products; run `python tests/fuzz.py 600 SEED --json FILE`"),
+        (({"digest": "other"},), "is stale: the sources have changed since the random products of 2026-11-22"),
+        (({}, {"failures": ["one"]}), "1 random products of seed 1 failed, NVIDIA H200"),
+        (({"digest": "other"}, {}), ""),
+    ],
+    ids=["none", "stale", "failed", "current"],
+)
+def test_random_products(tree, fuzz, problem):
+    said = gpu_record.staleness(write(tree / "record.json", fuzz=fuzz, digest=gpu_record.digest(tree)), tree)
+    assert problem in said
+    assert bool(said) == bool(problem)
+
+
+def test_adding_random_products(tmp_path, capsys):
+    record = write(tmp_path / "record.json", fuzz=({"digest": "old"}, {"digest": "new"}, {"digest": "new", "seed": 2}))
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    files[0].write_text(json.dumps({**FUZZ, "digest": "new", "products": 5}))
+    files[1].write_text(json.dumps({**FUZZ, "digest": "new", "load": "torch, 9 products"}))
+    assert gpu_record.main(["--output", str(record), "--fuzz", *map(str, files)]) == 0
+    assert "2 runs of random products" in capsys.readouterr().out
+    held = json.loads(record.read_text())
+    assert {**held, "fuzz": []} == {**RECORD, "fuzz": []}
+    assert [(x["seed"], x["load"], x["products"]) for x in held["fuzz"]] == [
+        (2, "", 3000),
+        (1, "", 5),
+        (1, "torch, 9 products", 3000),
+    ]
+    assert gpu_record.invalid(held) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "Expecting property name"),
+        ("{}", "'device' must be a str"),
+        (json.dumps({**FUZZ, "device": "cpu", "platform": "cpu"}), "not of a GPU, but of cpu"),
+    ],
+)
+def test_random_products_that_do_not_count(tmp_path, capsys, text, problem):
+    record, file = write(tmp_path / "record.json"), tmp_path / "fuzz.json"
+    before = record.read_text()
+    file.write_text(text)
+    assert gpu_record.main(["--output", str(record), "--fuzz", str(file)]) == 2
+    assert problem in capsys.readouterr().out
+    assert record.read_text() == before
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("{", "is not JSON"),
@@ -94,6 +161,7 @@ def test_a_record_of_failures(tree):
         ("{}", "'device' must be a str, got None"),
         (json.dumps({**RECORD, "passed": "1000"}), "'passed' must be a int, got '1000'"),
         (json.dumps({**RECORD, "versions": {"jax": "1"}}), "versions lack python, jaxlib, jaxgemm, cuda"),
+        (json.dumps({**RECORD, "fuzz": [{**FUZZ, "failures": 0}]}), "fuzz: 'failures' must be a list, got 0"),
     ],
 )
 def test_a_broken_record(tree, text, problem):

@@ -1,0 +1,223 @@
+"""Random products: what is drawn, that sound kernels pass, and that faults are found and can be run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fuzz
+import fuzz_cases
+import fuzz_load
+import guards
+import jax
+import numpy as np
+import pytest
+from fuzz_cases import Case
+from fuzz_load import Load
+
+import jaxgemm
+
+SCRIPT = Path(__file__).with_name("fuzz.py")
+ROWS = jaxgemm.kernels()
+F32 = ("float32", "float32", "float32", "float32")
+PLAIN = Case("host", F32, (33, 17, 21), guarded=False)
+
+
+def found_of(case, monkeypatch):
+    monkeypatch.setattr(fuzz_cases, "draw", lambda *_: case)
+    return fuzz.run(7, indices=[3])
+
+
+# --- Drawing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_case_is_of_its_seed_and_index():
+    assert [str(fuzz_cases.draw(1, i, ROWS)) for i in (5, 3)] == [str(fuzz_cases.draw(1, i, ROWS)) for i in (5, 3)]
+    assert len({str(fuzz_cases.draw(seed, i, ROWS)) for seed in (1, 2) for i in range(20)}) == 40
+
+
+def test_everything_is_drawn():
+    drawn = [fuzz_cases.draw(0, i, ROWS) for i in range(3000)]
+    assert {case.kernel for case in drawn} == {"auto", *(row.name for row in ROWS)}
+    options = {(case.kernel, name) for case in drawn for name, _ in case.options}
+    assert options == {(row.name, name) for row in ROWS for name in row.options}
+    assert {case.special for case in drawn} == {None, "row", "column", "member", "elements"}
+    assert {case.layout for case in drawn} == {"NN", "NT", "TN", "TT"}
+    assert {case.activation for case in drawn} == {None, *fuzz_cases.ACTIVATIONS}
+    for name in ("traced", "bias", "batch_invariant", "gated", "guarded"):
+        assert {getattr(case, name) for case in drawn} == {True, False}, name
+    extents = [extent for case in drawn for extent in case.shape]
+    assert 0 in extents
+    assert max(extents) > 20000
+    assert 0.3 < np.mean([extent % 2 for extent in extents]) < 0.7
+
+
+def test_cases_are_of_bounded_size():
+    for i in range(1000):
+        case = fuzz_cases.draw(1, i, ROWS)
+        m, n, k = case.shape
+        batch = int(np.prod(np.broadcast_shapes(*case.batches)))
+        assert m * n * k * batch <= 2 * fuzz_cases.MOST
+        assert max(m * n, m * k, k * n) * batch <= 2 * fuzz_cases.LARGEST
+
+
+# --- What passes ------------------------------------------------------------------------------------------------
+
+
+def test_sound_kernels_pass():
+    found = fuzz.run(1, indices=range(10))
+    assert not found.failures
+    assert found.ran.total() + found.refused.total() == 10
+    assert found.guarded
+
+
+@pytest.mark.gpu
+def test_sound_kernels_pass_on_a_gpu():
+    found = fuzz.run(1, 20)
+    assert not found.failures
+    assert found.guarded
+
+
+@pytest.mark.parametrize("special", ["row", "column", "member", "elements"])
+def test_nan_and_infinity_pass_where_they_belong(special):
+    case = Case("host", F32, (9, 8, 7), ((2,), (2,)), stored=((0, 1, 2), (2, 0, 1)), special=special)
+    assert fuzz_cases.fuzz(case, 1) == "host"
+
+
+def test_a_refusal_is_counted(monkeypatch):
+    elsewhere = next(row for row in ROWS if row.platform == "cuda")
+    found = found_of(Case(elsewhere.name, F32, (4, 4, 4)), monkeypatch)
+    assert dict(found.refused) == {elsewhere.name: 1}
+    assert not found.failures
+
+
+# --- What does not ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    """Changes results by a function of the result and of the number of the run."""
+
+    def plant(change):
+        execute, runs = fuzz_cases.execute, []
+
+        def changed(*args):
+            runs.append(None)
+            return change(np.array(execute(*args)), len(runs))
+
+        monkeypatch.setattr(fuzz_cases, "execute", changed)
+
+    return plant
+
+
+def one_element(x, _run):
+    x[4, 5] += 0.01
+    return x
+
+
+def one_element_later(x, run):
+    x[4, 5] = np.nextafter(x[4, 5], np.float32(9)) if run % 2 == 0 else x[4, 5]
+    return x
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (one_element, "1 of 561 elements are off, first at (np.int64(4), np.int64(5))"),
+        (one_element_later, "two runs differ in 1 of 561 elements, first at [4 5]"),
+        (lambda x, _: x[1:], "shape (32, 17), expected (33, 17)"),
+        (lambda x, _: np.full_like(x, np.nan), "561 of 561 elements are off"),
+    ],
+    ids=["off", "moving", "shape", "nan"],
+)
+def test_a_wrong_result(faulty, monkeypatch, change, text, capsys):
+    faulty(change)
+    found = found_of(PLAIN, monkeypatch)
+    assert len(found.failures) == 1
+    assert text in found.failures[0]
+    assert "again: python tests/fuzz.py 60 7 --only 3" in found.failures[0]
+    assert found.failures[0] in capsys.readouterr().err
+
+
+def test_infinity_in_place_of_nan(faulty):
+    faulty(lambda x, _: np.where(np.isnan(x), np.inf, x).astype(x.dtype))
+    with pytest.raises(AssertionError, match=r"got .*inf"):
+        fuzz_cases.fuzz(Case("host", F32, (9, 8, 7), special="row", guarded=False), 1)
+
+
+def test_a_wrong_integer(faulty):
+    faulty(lambda x, _: x + (np.arange(x.size).reshape(x.shape) == 7))
+    with pytest.raises(AssertionError, match="1 of 12 elements differ"):
+        fuzz_cases.fuzz(Case("host", ("int8", "int8", "int32", "int32"), (3, 4, 5), guarded=False), 1)
+
+
+def test_a_wrong_pair(faulty):
+    faulty(lambda x, _: x * np.float32(1.01))
+    with pytest.raises(AssertionError, match="elements are off"):
+        fuzz_cases.fuzz(Case("auto", F32, (9, 8, 7), gated=True), 1)
+
+
+def test_rows_that_follow_others(faulty):
+    """Some of the rows run last."""
+    faulty(lambda x, run: x if run <= 2 * fuzz_cases.SETS else np.nextafter(x, np.float32(9)))
+    with pytest.raises(AssertionError, match="rows alone and among all differ"):
+        fuzz_cases.fuzz(Case("host", F32, (9, 8, 7), batch_invariant=True), 1)
+
+
+def test_a_write_outside(monkeypatch):
+    monkeypatch.setattr(guards, "wrote_outside", lambda _: True)
+    found = found_of(Case("host", F32, (9, 8, 7)), monkeypatch)
+    assert "wrote outside of its result" in found.failures[0]
+
+
+def test_any_other_error(monkeypatch):
+    def fails(*_, **__):
+        raise ValueError("some error")
+
+    monkeypatch.setattr(jaxgemm, "gemm", fails)
+    assert "ValueError: some error" in found_of(PLAIN, monkeypatch).failures[0]
+
+
+def test_a_run_stops_at_many_failures(faulty, monkeypatch):
+    faulty(one_element)
+    monkeypatch.setattr(fuzz_cases, "draw", lambda *_: PLAIN)
+    assert len(fuzz.run(7, indices=range(1000)).failures) == fuzz.ENOUGH
+
+
+# --- The script -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line(tmp_path):
+    file = tmp_path / "fuzz.json"
+    command = [sys.executable, "-P", SCRIPT, "1", "4", "--load", "--only", "0", "--only", "2", "--json", file]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout)
+    assert result == json.loads(file.read_text())
+    assert (result["seed"], result["products"], result["platform"], result["failures"]) == (4, 2, "cpu", [])
+    assert "numpy in a thread" in result["load"]
+    assert jax.__version__ == result["jax"]
+
+
+# --- What runs beside -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("platform", "name"), [("cpu", "numpy in a thread"), ("cuda", "a second process")])
+def test_products_that_run_beside(platform, name, monkeypatch):
+    monkeypatch.setattr(fuzz_load, "_torch", lambda: None)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with Load(platform) as load:
+        assert not load.ended
+    assert load.ended
+    assert str(load).startswith(name)
+    assert int(str(load).split()[-2]) > 0
+
+
+def test_products_beside_that_end_are_a_failure():
+    with Load("cpu") as load:
+        pass
+    found = fuzz.run(1, indices=range(3), load=load)
+    assert found.failures == [f"what runs beside has ended: {load}"]

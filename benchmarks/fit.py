@@ -101,6 +101,9 @@ int add_timing(const int64_t* o, double us) {
   return 0;
 }
 
+// The last product, of whose timings there are none.
+void remove_product() { products.pop_back(); }
+
 double expect(int64_t product, int64_t timing) {
   return expected(products[product], products[product].timings[timing].config);
 }
@@ -180,7 +183,10 @@ _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 4}  # as ffi/problem.h co
 
 
 def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]], device: DeviceLimits = _FITTED) -> list[list[float]]:
-    """Give the timings of a result file's products, and whose they are, to the model; returns their microseconds."""
+    """Give the timings of a result file's products, and whose they are, to the model; returns their microseconds.
+
+    Products are left out where all that was timed are tiles that there are no more.
+    """
     found: list[list[float]] = []
     row = ctypes.c_int64 * model.option_count()
     for p in products:
@@ -188,13 +194,15 @@ def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]], device: DeviceL
         transposed = [int(letter == "T") for letter in p["layout"]]
         epilogue = int(p["bias"]), _ACTIVATIONS[p["activation"]]
         model.add_product(*extents, *transposed, *epilogue, device.multiprocessors, device.bandwidth)
-        found.append([])
+        times = []
         for line in p["configurations"]:
             *options, _, us = line.split()
             if model.add_timing(row(*map(int, options)), float(us)):
-                found[-1].append(float(us))
-        if not found[-1]:
-            raise ValueError(f"no configuration of {p['m']}x{p['n']}x{p['k']} has a tile that there is")
+                times.append(float(us))
+        if times:
+            found.append(times)
+        else:
+            model.remove_product()
     return found
 
 
@@ -278,6 +286,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = [us for rows, device in timed for us in load(model, rows, KNOWN_DEVICES[device])]
         except (RuntimeError, ValueError) as error:
             parser.error(str(error))
+        if not found:
+            parser.error("no product has a timing of a tile that there is")
+        if left_out := sum(len(rows) for rows, _ in timed) - len(found):
+            print(f"{left_out} products left out: none of their timings is of a tile that there is")
         only = tuple(options.only.split(","))
         if not any(name.startswith(only) for name in names):
             parser.error(f"no constant's name begins with {' or '.join(only)}")

@@ -40,7 +40,7 @@ KERNELS = ("shared_pipeline", "wmma_f16", "gemv", "direct", "simt", "sm80", "sm9
 SM90: tuple[dict[str, int], ...] = (
     {},
     {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "cluster_n": 1},
-    {"tile_m": 192, "tile_n": 192, "cluster_n": 2, "cluster_m": 1},
+    {"tile_m": 192, "tile_n": 160, "cluster_n": 2, "cluster_m": 1},
     {"tile_m": 64, "tile_n": 96, "cluster_n": 4, "cluster_m": 2},
     {"tile_m": 128, "tile_n": 128, "swap": 2},
     {"tile_m": 64, "tile_n": 64, "split_k": 3},

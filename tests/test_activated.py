@@ -1,4 +1,4 @@
-"""sm90's epilogue for C, a bias and a usual activation, which every tile has beside the one that does everything."""
+"""sm90's epilogue for C, a bias and a usual activation, which has code of its own beside that for everything else."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ EPILOGUES = (
     {"bias": True, "activation": "gelu", "alpha": 0.5, "beta": 2.0},
 )
 BLOCKS = list(ROW.options).index("blocks")
+#: A cooperative tile and a ping-pong one.
+SCHEDULES = ({"tile_m": 128, "tile_n": 192, "schedule": 1}, {"tile_m": 128, "tile_n": 128, "schedule": 2})
 
 
 def tiles():
@@ -58,9 +60,8 @@ def test_every_tile(tile_m, tile_n, schedule, blocks, swap, rng):
 @pytest.mark.parametrize("types", [BF16, F16], ids=lambda types: types[0])
 def test_several_tiles_a_block(types, rng):
     """A block's later tiles have another bias and C, and take turns with it where they are ping-pong ones."""
-    for schedule, cluster in itertools.product((1, 2), ((1, 1), (2, 1), (1, 2))):
-        options = {"tile_m": 128, "tile_n": 128, "schedule": schedule}
-        options |= {"cluster_m": cluster[0], "cluster_n": cluster[1]}
+    for tile, cluster in itertools.product(SCHEDULES, ((1, 1), (2, 1), (1, 2))):
+        options = tile | {"cluster_m": cluster[0], "cluster_n": cluster[1]}
         for beta in (0.0, 0.75):
             product = Product.random(rng, (2500, 2504, 96), types, bias=True, activation="gelu", beta=beta)
             check_all([product], "sm90", **options)
@@ -69,13 +70,13 @@ def test_several_tiles_a_block(types, rng):
 @pytest.mark.gpu
 def test_batches(rng):
     """One bias for all products of a batch, and for each its part of C."""
-    for schedule, swap in itertools.product((1, 2), (1, 2)):
+    for tile, swap in itertools.product(SCHEDULES, (1, 2)):
         shape, batches = (200, 264, 72), ((3,), (3,))
         products = [
             Product.random(rng, shape, BF16, "NN", batches, bias=True, activation="silu", beta=beta)
             for beta in (0.0, -1.0)
         ]
-        check_all(products, "sm90", tile_m=128, tile_n=128, schedule=schedule, swap=swap)
+        check_all(products, "sm90", **tile, swap=swap)
 
 
 @pytest.mark.gpu

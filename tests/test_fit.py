@@ -130,11 +130,21 @@ def test_the_command_judges_a_file(script, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         script.main([str(file), "--only", "kNothing"])
     assert "no constant's name begins with kNothing" in capsys.readouterr().err
-    unknown = [((72, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)]
-    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), unknown)]}))
-    with pytest.raises(SystemExit, match="2"):
-        script.main([str(file), "--steps", "0"])
-    assert "no configuration of 256x256x256 has a tile that there is" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         script.main([str(tmp_path / "missing.json")])
     assert "no file of timings" in capsys.readouterr().err
+
+
+def test_products_of_no_tile_that_there_is_are_left_out(script, tmp_path, capsys):
+    file = tmp_path / "fit.json"
+    gone = product(Case(256, 256, 256, "bfloat16"), [((72, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)])
+    there = product(Case(256, 256, 256, "bfloat16"), [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)])
+    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [gone, there, gone]}))
+    assert script.main([str(file), "--steps", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "2 products left out: none of their timings is of a tile that there is" in out
+    assert "1 products, 1 timings: choices take 1.0000 times the best" in out
+    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [gone]}))
+    with pytest.raises(SystemExit, match="2"):
+        script.main([str(file), "--steps", "0"])
+    assert "no product has a timing of a tile that there is" in capsys.readouterr().err

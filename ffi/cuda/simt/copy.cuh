@@ -21,11 +21,11 @@ namespace jaxgemm::cuda::simt {
 // kTranspose: k is contiguous in memory; single elements are scattered to their place in [k][x].
 // kRows:      x is contiguous; single elements, for pitches and pointers of any alignment.
 // kRows16:    x is contiguous and every run of 16 bytes is aligned.
-// kConvert:   either, by run-time strides, through registers: elements cp.async cannot move (2 bytes).
+// kConvert:   either, by run-time strides, through registers: f16 and bf16, which cp.async cannot move.
 enum class Load { kTranspose, kRows, kRows16, kConvert };
 
 // X is the tile's extent along x, Pitch the distance in shared memory from k to k + 1.
-template <typename Source, typename Acc, Load Mode, int X, int BK, int Pitch, int Threads>
+template <typename T, Load Mode, int X, int BK, int Pitch, int Threads>
 struct Copy;
 
 // Adds without the compiler seeing that it could keep every sum of `value` and something else instead: one
@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_opaque(int64_t& value, int64_t by) {
 // that takes. A row's further values of k are at constant offsets from its first. Rows outside of the matrix
 // read the last one instead, which spares a predicate per row.
 template <typename T, int X, int BK, int Pitch, int Threads>
-struct Copy<T, T, Load::kTranspose, X, BK, Pitch, Threads> {
+struct Copy<T, Load::kTranspose, X, BK, Pitch, Threads> {
   static constexpr int kAlong = Threads / 8 <= X ? 8 : Threads / X;
   static constexpr int kStep = Threads / kAlong, kRows = X / kStep;
   static_assert(X % kStep == 0 && BK % kAlong == 0);
@@ -130,29 +130,31 @@ struct CopyRows {
 };
 
 template <typename T, int X, int BK, int Pitch, int Threads>
-struct Copy<T, T, Load::kRows, X, BK, Pitch, Threads> : CopyRows<T, 1, X, BK, Pitch, Threads> {
+struct Copy<T, Load::kRows, X, BK, Pitch, Threads> : CopyRows<T, 1, X, BK, Pitch, Threads> {
   using CopyRows<T, 1, X, BK, Pitch, Threads>::CopyRows;
 };
 
 template <typename T, int X, int BK, int Pitch, int Threads>
-struct Copy<T, T, Load::kRows16, X, BK, Pitch, Threads> : CopyRows<T, 16 / sizeof(T), X, BK, Pitch, Threads> {
+struct Copy<T, Load::kRows16, X, BK, Pitch, Threads> : CopyRows<T, 16 / sizeof(T), X, BK, Pitch, Threads> {
   using CopyRows<T, 16 / sizeof(T), X, BK, Pitch, Threads>::CopyRows;
 };
 
-// Both strides at run time. 256 threads cover a patch of 32 x by 8 k; neighbours run along whichever of the
-// two is contiguous. The values wait in registers while the block computes.
-template <typename Source, typename Acc, int X, int BK, int Pitch, int Threads>
-struct Copy<Source, Acc, Load::kConvert, X, BK, Pitch, Threads> {
+// Both strides at run time, and which type of 16 bits it is. 256 threads cover a patch of 32 x by 8 k;
+// neighbours run along whichever of the two is contiguous. The values wait in registers while the block
+// computes.
+template <int X, int BK, int Pitch, int Threads>
+struct Copy<uint16_t, Load::kConvert, X, BK, Pitch, Threads> {
   static constexpr int kCols = X / 32, kRows = BK / 8;
   static_assert(Threads == 256 && X % 32 == 0 && BK % 8 == 0);
-  const Source* col[kCols];
-  Source value[kRows][kCols];
+  const uint16_t* col[kCols];
+  uint16_t value[kRows][kCols];
   int64_t stride_k, offset = 0;
   int k, shared;
+  bool bf16;
 
-  __device__ __forceinline__ Copy(const Source* base, int64_t stride_x, int64_t stride_k_, int64_t x0,
-                                  int64_t extent, int64_t k0)
-      : stride_k(stride_k_) {
+  __device__ __forceinline__ Copy(const uint16_t* base, int64_t stride_x, int64_t stride_k_, int64_t x0,
+                                  int64_t extent, int64_t k0, bool bf16_)
+      : stride_k(stride_k_), bf16(bf16_) {
     const bool along_k = stride_k == 1;
     k = along_k ? threadIdx.x % 8 : threadIdx.x / 32;
     const int x = along_k ? threadIdx.x / 8 : threadIdx.x % 32;
@@ -163,21 +165,28 @@ struct Copy<Source, Acc, Load::kConvert, X, BK, Pitch, Threads> {
       col[i] = base + (at < extent ? at : extent - 1) * stride_x + (k0 + k) * stride_k;
     }
   }
-  __device__ __forceinline__ void begin(Acc* stage, bool on) { begin_partial(stage, on ? BK : 0); }
-  __device__ __forceinline__ void begin_partial(Acc*, int valid) {
+  __device__ __forceinline__ void begin(float* stage, bool on) { begin_partial(stage, on ? BK : 0); }
+  __device__ __forceinline__ void begin_partial(float*, int valid) {
 #pragma unroll
     for (int i = 0; i < kCols; ++i) {
 #pragma unroll
-      for (int j = 0; j < kRows; ++j)
-        value[j][i] = k + j * 8 < valid ? col[i][offset + j * 8 * stride_k] : convert<Source>(0.0f);
+      for (int j = 0; j < kRows; ++j) value[j][i] = k + j * 8 < valid ? col[i][offset + j * 8 * stride_k] : 0;
     }
   }
   __device__ __forceinline__ void advance(int by) { offset += by * stride_k; }
-  __device__ __forceinline__ void finish(Acc* stage) {
+  __device__ __forceinline__ void finish(float* stage) {
+    // One branch for all values, not one for each.
+    if (bf16)
+      put(stage, [](uint16_t bits) { return __bfloat162float(__ushort_as_bfloat16(bits)); });
+    else
+      put(stage, [](uint16_t bits) { return __half2float(__ushort_as_half(bits)); });
+  }
+  template <typename F>
+  __device__ __forceinline__ void put(float* stage, F widen) {
 #pragma unroll
     for (int i = 0; i < kCols; ++i) {
 #pragma unroll
-      for (int j = 0; j < kRows; ++j) stage[shared + j * 8 * Pitch + i * 32] = convert<Acc>(value[j][i]);
+      for (int j = 0; j < kRows; ++j) stage[shared + j * 8 * Pitch + i * 32] = widen(value[j][i]);
     }
   }
 };

@@ -3,6 +3,6 @@
 
 namespace jaxgemm::cuda::simt {
 
-Variant find_f32_small(int tile, Load a, Load b) { return find_variant<F32>(F32Small{}, tile, a, b); }
+Variant find_f32_small(int tile, Load a, Load b) { return find_variant<F32Kind>(F32Small{}, tile, a, b); }
 
 }  // namespace jaxgemm::cuda::simt

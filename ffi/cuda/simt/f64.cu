@@ -3,8 +3,6 @@
 
 namespace jaxgemm::cuda::simt {
 
-Variant find_f64(int tile, Load a, Load b) {
-  return find_variant<Types<DType::kF64, DType::kF64, DType::kF64, DType::kF64>>(F64{}, tile, a, b);
-}
+Variant find_f64(int tile, Load a, Load b) { return find_variant<F64Kind>(F64{}, tile, a, b); }
 
 }  // namespace jaxgemm::cuda::simt

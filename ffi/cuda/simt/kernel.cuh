@@ -14,8 +14,8 @@
 #pragma once
 
 #include "copy.cuh"
-#include "finish.cuh"
 #include "home.cuh"
+#include "results.cuh"
 #include "tile.cuh"
 #include "work.cuh"
 
@@ -144,8 +144,8 @@ __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][T
 
 // The block's tile from the slices' sums in shared memory, V columns at a time, to D or, if given, to
 // its `partial`.
-template <int V, typename Types, typename Tile>
-__device__ __forceinline__ void store_tile(const Params<Types>& p, const typename Tile::Acc* sums,
+template <int V, typename Kind, typename Tile>
+__device__ __forceinline__ void store_tile(const Params<Kind>& p, const typename Tile::Acc* sums,
                                            const OutputTile<typename Tile::Acc>& output) {
   using Wide = Vector<typename Tile::Acc, V>;
   const auto [batch, row0, col0, partial] = output;
@@ -166,39 +166,40 @@ __device__ __forceinline__ void store_tile(const Params<Types>& p, const typenam
     if (partial)
       *reinterpret_cast<Wide*>(partial + r * Tile::BN + c) = sum;
     else
-      finish<V>(p.epilogue, sum, (batch * p.m + row) * p.n + col, col);
+      finish<Kind::kWidths>(p.results, sum, (batch * p.m + row) * p.n + col, col);
   }
 }
 
-template <typename Types, typename Tile>
-__device__ __forceinline__ void store_plain(const Params<Types>& p,
+template <typename Kind, typename Tile>
+__device__ __forceinline__ void store_plain(const Params<Kind>& p,
                                             const typename Tile::Acc (&acc)[Tile::TM][Tile::TN],
                                             int64_t batch, int64_t row0, int64_t col0) {
-  using D = typename Types::D;
+  using Acc = typename Kind::Acc;
   constexpr int kVec = Tile::kVec;
 #pragma unroll
   for (int i = 0; i < Tile::TM; ++i) {
     const int64_t row = row0 + (i / kVec * Tile::kLanesM * kVec + i % kVec);
     if (row >= p.m) continue;
-    D* const to = p.epilogue.d + (batch * p.m + row) * p.n + col0;
+    const int64_t to = (batch * p.m + row) * p.n + col0;
 #pragma unroll
     for (int j = 0; j < Tile::TN; j += kVec) {
-      Vector<D, kVec> out;
+      Vector<Acc, kVec> out;
 #pragma unroll
-      for (int v = 0; v < kVec; ++v) out.x[v] = convert<D>(p.epilogue.alpha * acc[i][j + v]);
-      if (col0 + j * Tile::kLanesN < p.n) *reinterpret_cast<Vector<D, kVec>*>(to + j * Tile::kLanesN) = out;
+      for (int v = 0; v < kVec; ++v) out.x[v] = p.results.alpha * acc[i][j + v];
+      if (col0 + j * Tile::kLanesN < p.n) write<Kind::kWidths>(p.results, to + j * Tile::kLanesN, out);
     }
   }
 }
 
 // One tile's sums over the values of K from k0 to k_end, to D or, if given, to `partial`.
-template <typename Types, typename Tile, Load LoadA, Load LoadB>
-__device__ __forceinline__ void multiply_tile(const Params<Types>& p, const Place<Tile>& place,
+template <typename Kind, typename Tile, Load LoadA, Load LoadB>
+__device__ __forceinline__ void multiply_tile(const Params<Kind>& p, const Place<Tile>& place,
                                               typename Tile::Acc* shared, int64_t index, int64_t k0,
                                               int64_t k_end, typename Tile::Acc* partial) {
   using Acc = typename Tile::Acc;
-  using CopyA = Copy<typename Types::A, Acc, LoadA, Tile::BM, Tile::BK, Tile::kPitchA, Tile::kThreads>;
-  using CopyB = Copy<typename Types::B, Acc, LoadB, Tile::BN, Tile::BK, Tile::kPitchB, Tile::kThreads>;
+  using Element = typename Kind::Element;
+  using CopyA = Copy<Element, LoadA, Tile::BM, Tile::BK, Tile::kPitchA, Tile::kThreads>;
+  using CopyB = Copy<Element, LoadB, Tile::BN, Tile::BK, Tile::kPitchB, Tile::kThreads>;
   __shared__ OutputTile<Acc> output;
   const TileIndex tile(index, p.tiles_m, p.tiles_n);
   const int64_t row0 = int64_t(tile.m) * Tile::BM, col0 = int64_t(tile.n) * Tile::BN;
@@ -211,8 +212,8 @@ __device__ __forceinline__ void multiply_tile(const Params<Types>& p, const Plac
   Acc acc[Tile::TM][Tile::TN] = {};
   HomeOf<Tile> home(shared);
   if constexpr (LoadA == Load::kConvert) {
-    CopyA copy_a(a, p.a.transposed ? 1 : p.a.ld, p.a.transposed ? p.a.ld : 1, row0, p.m, k0);
-    CopyB copy_b(b, p.b.transposed ? p.b.ld : 1, p.b.transposed ? 1 : p.b.ld, col0, p.n, k0);
+    CopyA copy_a(a, p.a.transposed ? 1 : p.a.ld, p.a.transposed ? p.a.ld : 1, row0, p.m, k0, p.bf16);
+    CopyB copy_b(b, p.b.transposed ? p.b.ld : 1, p.b.transposed ? 1 : p.b.ld, col0, p.n, k0, p.bf16);
     accumulate<Tile>(acc, copy_a, copy_b, k_end - k0, p.chunk, place, shared, home);
   } else {
     CopyA copy_a(a, p.a.ld, row0, p.m, k0);
@@ -223,7 +224,7 @@ __device__ __forceinline__ void multiply_tile(const Params<Types>& p, const Plac
   if constexpr (Tile::kSlices == 1) {
     // The plain product of aligned rows goes straight to D: with a short K the detour below would show.
     if (p.plain && !output.partial) {
-      store_plain<Types, Tile>(p, acc, output.batch, output.row0 + place.row, output.col0 + place.col);
+      store_plain<Kind, Tile>(p, acc, output.batch, output.row0 + place.row, output.col0 + place.col);
       __syncthreads();
       return;
     }
@@ -245,15 +246,15 @@ __device__ __forceinline__ void multiply_tile(const Params<Types>& p, const Plac
   }
   __syncthreads();
   if (p.wide)
-    store_tile<Tile::kVec, Types, Tile>(p, shared, output);
+    store_tile<Tile::kVec, Kind, Tile>(p, shared, output);
   else
-    store_tile<1, Types, Tile>(p, shared, output);
+    store_tile<1, Kind, Tile>(p, shared, output);
   __syncthreads();
 }
 
-template <typename Types, typename Tile, Load LoadA, Load LoadB>
+template <typename Kind, typename Tile, Load LoadA, Load LoadB>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
-    simt_gemm(const __grid_constant__ Params<Types> p) {
+    simt_gemm(const __grid_constant__ Params<Kind> p) {
   using Acc = typename Tile::Acc;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   Acc* const shared = reinterpret_cast<Acc*>(shared_bytes);
@@ -277,7 +278,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     do {
       const int64_t last = left < p.tile_stages - first ? first + left : p.tile_stages;
       const bool part = last - first < p.tile_stages;
-      multiply_tile<Types, Tile, LoadA, LoadB>(
+      multiply_tile<Kind, Tile, LoadA, LoadB>(
           p, place, shared, index, first * Tile::BK, last * Tile::BK < p.k ? last * Tile::BK : p.k,
           part ? p.partial + Cuts::slot(range, index - p.whole) * (Tile::BM * Tile::BN) : nullptr);
       left -= last - first;

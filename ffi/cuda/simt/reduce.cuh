@@ -7,17 +7,41 @@
 
 #include <algorithm>
 
-#include "kernel.cuh"
+#include "work.cuh"
 
 namespace jaxgemm::cuda::simt {
 
 constexpr int kReduceThreads = 256;
 
-// Sums are read 16 bytes at a time and finished W elements at a time.
-template <typename Types, int W>
-__global__ void __launch_bounds__(kReduceThreads)
-    simt_reduce(const __grid_constant__ Params<Types> p, int bm, int bn, int groups) {
-  using Acc = typename Types::Acc;
+// What a block adds up at a time: `run` elements of one tile, from its element `base` on.
+struct Run {
+  int64_t batch, row0, col0;
+  int bn, tile_size, base, run, groups;
+};
+
+// Adds up the groups' sums and finishes V elements at a time.
+template <int V, typename Acc>
+__device__ __forceinline__ void finish_run(const Outputs<Acc>& p, const Run& r, const Acc* shared) {
+  constexpr Widths kWidths = sizeof(Acc) == 4 ? Widths::kAny : Widths::kAcc;
+#pragma unroll 1
+  for (int at = threadIdx.x * V; at < r.run && r.base + at < r.tile_size; at += kReduceThreads * V) {
+    const Acc* const sums = shared + at;
+    auto total = *reinterpret_cast<const Vector<Acc, V>*>(sums);
+    for (int g = 1; g < r.groups; ++g) {
+      const auto more = *reinterpret_cast<const Vector<Acc, V>*>(sums + g * r.run);
+#pragma unroll
+      for (int v = 0; v < V; ++v) total.x[v] += more.x[v];
+    }
+    const int64_t row = r.row0 + (r.base + at) / r.bn, col = r.col0 + (r.base + at) % r.bn;
+    if (row < p.m && col < p.n) finish<kWidths>(p.results, total, (r.batch * p.m + row) * p.n + col, col);
+  }
+}
+
+// Sums are read 16 bytes at a time. Four blocks, said or not, is what there is room for; unless it is said,
+// the compiler makes room for five on some chips and spills.
+template <typename Acc>
+__global__ void __launch_bounds__(kReduceThreads, 4)
+    simt_reduce(const __grid_constant__ Outputs<Acc> p, int bm, int bn, int groups) {
   constexpr int kVec = 16 / sizeof(Acc);
   using Wide = Vector<Acc, kVec>;
   __shared__ Wide shared[kReduceThreads];
@@ -49,26 +73,19 @@ __global__ void __launch_bounds__(kReduceThreads)
       }
       shared[threadIdx.x] = sum;
       __syncthreads();
-#pragma unroll 1
-      for (int at = threadIdx.x * W; at < run && base + at < tile_size; at += kReduceThreads * W) {
-        const Acc* const sums = reinterpret_cast<const Acc*>(shared) + at;
-        auto total = *reinterpret_cast<const Vector<Acc, W>*>(sums);
-        for (int g = 1; g < groups; ++g) {
-          const auto more = *reinterpret_cast<const Vector<Acc, W>*>(sums + g * run);
-#pragma unroll
-          for (int v = 0; v < W; ++v) total.x[v] += more.x[v];
-        }
-        const int64_t row = row0 + (base + at) / bn, col = col0 + (base + at) % bn;
-        if (row < p.m && col < p.n) finish<W>(p.epilogue, total, (tile.batch * p.m + row) * p.n + col, col);
-      }
+      const Run here{tile.batch, row0, col0, bn, tile_size, base, run, groups};
+      if (p.wide)
+        finish_run<kVec>(p, here, reinterpret_cast<const Acc*>(shared));
+      else
+        finish_run<1>(p, here, reinterpret_cast<const Acc*>(shared));
       __syncthreads();
     }
   }
 }
 
-template <typename Types>
-void launch_reduce(const Params<Types>& p, int bm, int bn, cudaStream_t stream) {
-  constexpr int kVec = 16 / sizeof(typename Types::Acc);
+template <typename Acc>
+void launch_reduce(const Outputs<Acc>& p, int bm, int bn, cudaStream_t stream) {
+  constexpr int kVec = 16 / sizeof(Acc);
   constexpr int64_t kEnough = 132 * 1024;  // threads that keep a chip's memory busy
   const Cuts cuts(p);
   const int64_t parts = cuts.ranges / cuts.tiles, vectors = bm * bn / kVec;
@@ -81,10 +98,7 @@ void launch_reduce(const Params<Types>& p, int bm, int bn, cudaStream_t stream) 
   const dim3 grid(static_cast<unsigned>(cuts.tiles < INT32_MAX ? cuts.tiles : INT32_MAX),
                   static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, most)));
   // Errors show in launch_status.
-  if (p.wide)
-    simt_reduce<Types, kVec><<<grid, kReduceThreads, 0, stream>>>(p, bm, bn, groups);
-  else
-    simt_reduce<Types, 1><<<grid, kReduceThreads, 0, stream>>>(p, bm, bn, groups);
+  simt_reduce<<<grid, kReduceThreads, 0, stream>>>(p, bm, bn, groups);
 }
 
 }  // namespace jaxgemm::cuda::simt

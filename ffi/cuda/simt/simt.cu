@@ -26,7 +26,7 @@ Variant find(const GemmProblem& p, const Plan& plan) {
     case DType::kF64:
       return simt::find_f64(plan.tile, plan.load_a, plan.load_b);
     default:
-      return simt::find_half(p.a.dtype, p.d, plan.tile);
+      return simt::find_half(plan.tile);
   }
 }
 
@@ -79,7 +79,7 @@ void repack(const Plan& plan, GemmProblem& p, GemmBuffers& b, cudaStream_t strea
   simt::launch_repack(first, second, dtype_bytes(p.a.dtype), stream);
 }
 
-template <typename Types>
+template <typename Kind>
 Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cudaStream_t stream) {
   const TileInfo& t = simt::tiles_for(p)[plan.tile];
   const TileGrid grid(p, t.bm, t.bn);
@@ -87,32 +87,36 @@ Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cuda
   if (!grid.fits() || grid.tiles_n > INT32_MAX / 8) {
     return {"kernel 'simt': the product has more output tiles than 32 bits can count"};
   }
-  const bool wide = simt::can_be_wide(p, b, t.vec);
-  const simt::Params<Types> params{.m = p.m,
+  using Acc = typename Kind::Acc;
+  using Element = typename Kind::Element;
+  const simt::Outputs<Acc> outputs{.m = p.m,
                                    .n = p.n,
-                                   .k = p.k,
                                    .tiles = grid.tiles_m * grid.tiles_n * grid.batch,
                                    .whole = plan.whole,
                                    .tiles_m = static_cast<unsigned>(grid.tiles_m),
                                    .tiles_n = static_cast<unsigned>(grid.tiles_n),
                                    .tile_stages = (p.k + t.bk - 1) / t.bk,
                                    .ranges = plan.ranges,
-                                   .batch = grid.batch,
-                                   .inner = p.batch[1],
-                                   .chunk = plan.chunk,
-                                   .a = Operand<typename Types::A>(b.a, p.a, p),
-                                   .b = Operand<typename Types::B>(b.b, p.b, p),
-                                   .epilogue = Epilogue<Types>(p, b),
-                                   .partial = static_cast<typename Types::Acc*>(b.workspace),
-                                   .wide = wide,
-                                   .plain = wide && !p.has_c && !p.has_bias};
+                                   .results = simt::Results<Acc>(p, b),
+                                   .partial = static_cast<Acc*>(b.workspace),
+                                   .wide = simt::can_be_wide(p, b, t.vec)};
+  const bool bf16 = p.a.dtype == DType::kBF16, plain = outputs.wide && !p.has_c && !p.has_bias;
+  const simt::Params<Kind> params{outputs,
+                                  p.k,
+                                  grid.batch,
+                                  p.batch[1],
+                                  plan.chunk,
+                                  Operand<Element>(b.a, p.a, p),
+                                  Operand<Element>(b.b, p.b, p),
+                                  bf16,
+                                  plain};
   const Variant variant = find(p, plan);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(plan.whole + plan.ranges, INT32_MAX));
-  void* arguments[] = {const_cast<simt::Params<Types>*>(&params)};
+  void* arguments[] = {const_cast<simt::Params<Kind>*>(&params)};
   // Errors show in launch_status, like those of a launch in brackets.
   (void)cudaLaunchKernel(variant.kernel, dim3(blocks), dim3(static_cast<unsigned>(variant.threads)),
                          arguments, t.shared_bytes[plan.chunk != simt::kNoChunks], stream);
-  if (plan.ranges > 0) simt::launch_reduce<Types>(params, t.bm, t.bn, stream);
+  if (plan.ranges > 0) simt::launch_reduce(outputs, t.bm, t.bn, stream);
   return launch_status("simt");
 }
 
@@ -163,9 +167,14 @@ Status launch_simt(const GemmProblem& p, const GemmBuffers& b, const Executor& e
   GemmProblem problem = p;
   GemmBuffers buffers = b;
   repack(plan, problem, buffers, executor.stream);
-  return dispatch_types(FloatTypes{}, p, [&](auto types) {
-    return launch<decltype(types)>(problem, buffers, plan, executor.stream);
-  });
+  switch (p.a.dtype) {
+    case DType::kF32:
+      return launch<simt::F32Kind>(problem, buffers, plan, executor.stream);
+    case DType::kF64:
+      return launch<simt::F64Kind>(problem, buffers, plan, executor.stream);
+    default:
+      return launch<simt::HalfKind>(problem, buffers, plan, executor.stream);
+  }
 }
 
 }  // namespace jaxgemm::cuda

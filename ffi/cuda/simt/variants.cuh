@@ -7,20 +7,20 @@
 
 namespace jaxgemm::cuda::simt {
 
-// A kernel with its launch shape. Its only parameter is a Params of the types it was found for.
+// A kernel with its launch shape. Its only parameter is a Params of the kind it was found for.
 struct Variant {
   const void* kernel = nullptr;
   int threads = 0;
 };
 
-template <typename Types, typename Tile>
+template <typename Kind, typename Tile>
 Variant find_loads(Load a, Load b) {
   const void* kernel = nullptr;
-  if constexpr (sizeof(typename Types::A) < 4) {
-    kernel = reinterpret_cast<const void*>(simt_gemm<Types, Tile, Load::kConvert, Load::kConvert>);
+  if constexpr (sizeof(typename Kind::Element) < 4) {
+    kernel = reinterpret_cast<const void*>(simt_gemm<Kind, Tile, Load::kConvert, Load::kConvert>);
   } else {
     const auto try_one = [&]<Load A, Load B>() {
-      if (a == A && b == B) kernel = reinterpret_cast<const void*>(simt_gemm<Types, Tile, A, B>);
+      if (a == A && b == B) kernel = reinterpret_cast<const void*>(simt_gemm<Kind, Tile, A, B>);
     };
     try_one.template operator()<Load::kTranspose, Load::kRows16>();
     try_one.template operator()<Load::kTranspose, Load::kRows>();
@@ -33,18 +33,17 @@ Variant find_loads(Load a, Load b) {
   return {kernel, Tile::kThreads};
 }
 
-template <typename Types, typename... Tiles>
+template <typename Kind, typename... Tiles>
 Variant find_variant(TypeList<Tiles...>, int tile, Load a, Load b) {
   Variant found;
   int i = 0;
-  ((i++ == tile ? (found = find_loads<Types, Tiles>(a, b), true) : false) || ...);
+  ((i++ == tile ? (found = find_loads<Kind, Tiles>(a, b), true) : false) || ...);
   return found;
 }
 
-using F32 = Types<DType::kF32, DType::kF32, DType::kF32, DType::kF32>;
 Variant find_f32_large(int tile, Load a, Load b);
 Variant find_f32_small(int tile, Load a, Load b);
 Variant find_f64(int tile, Load a, Load b);
-Variant find_half(DType operands, DType d, int tile);
+Variant find_half(int tile);
 
 }  // namespace jaxgemm::cuda::simt

@@ -7,33 +7,52 @@
 // chip.
 #pragma once
 
-#include "../device/epilogue.cuh"
 #include "../device/operands.cuh"
+#include "results.cuh"
 
 namespace jaxgemm::cuda::simt {
 
-template <typename Types>
-struct Params {
-  int64_t m, n, k;
+// The types of a kernel's operands and of its sums. Operands of 16 bits are copied as they are, and which of
+// f16 and bf16 they hold is known at run time: kF16 stands for both.
+template <DType Operands>
+struct KindOf {
+  using Element = std::conditional_t<Operands == DType::kF16, uint16_t, typename TypeOf<Operands>::type>;
+  using Acc = std::conditional_t<Operands == DType::kF64, double, float>;
+  // Products of 16 bits are given back so, or as f32.
+  static constexpr Widths kWidths = Operands == DType::kF16 ? Widths::kAny : Widths::kAcc;
+};
+using F32Kind = KindOf<DType::kF32>;
+using F64Kind = KindOf<DType::kF64>;
+using HalfKind = KindOf<DType::kF16>;
+
+// What both kernels know: which tiles there are, how they are cut, and where their sums go.
+template <typename Acc>
+struct Outputs {
+  int64_t m, n;
   int64_t tiles, whole;  // in all products; a product has tiles_m * tiles_n
   unsigned tiles_m, tiles_n;
-  int64_t tile_stages;   // of BK values of K each; K's ragged rest makes one of its own
-  int64_t ranges;        // of the tiles that are not whole
+  int64_t tile_stages;  // of BK values of K each; K's ragged rest makes one of its own
+  int64_t ranges;       // of the tiles that are not whole
+  Results<Acc> results;
+  Acc* partial;  // [slot][BM][BN], see Cuts::slot
+  bool wide;     // rows of D, C and bias allow vector accesses
+};
+
+template <typename Kind>
+struct Params : Outputs<typename Kind::Acc> {
+  int64_t k;
   int64_t batch, inner;  // products: outer * inner
   unsigned chunk;        // stages that are summed up in registers before they join the sum so far
-  Operand<typename Types::A> a;
-  Operand<typename Types::B> b;
-  Epilogue<Types> epilogue;
-  typename Types::Acc* partial;  // [slot][BM][BN], see Cuts::slot
-  bool wide;                     // rows of D, C and bias allow vector accesses
-  bool plain;                    // wide, and neither C nor bias
+  Operand<typename Kind::Element> a, b;
+  bool bf16;   // of operands of 16 bits: bf16 rather than f16
+  bool plain;  // wide, and neither C nor bias
 };
 
 // The ranges of the tiles that are not whole. Tiles and stages are counted from the first of these.
 struct Cuts {
   int64_t tiles, tile_stages, ranges;
-  template <typename Types>
-  __host__ __device__ __forceinline__ explicit Cuts(const Params<Types>& p)
+  template <typename Acc>
+  __host__ __device__ __forceinline__ explicit Cuts(const Outputs<Acc>& p)
       : tiles(p.tiles - p.whole), tile_stages(p.tile_stages), ranges(p.ranges) {}
 
   // Multiples of a tile's stages where the tiles divide the ranges: then this is plain split-K.

@@ -159,6 +159,8 @@ struct Engine {
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kRawBytes + kStagingTotal + kBarrierBytes;
   static_assert(kStages >= 3 && (!kRealigns || kRawStages >= 3));
+  static constexpr int kAddendBarriers = kConsumers * 4 * kStagingBuffers;
+  static_assert(8 * (2 * kStages + 2 + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
 
   static constexpr bool kSlices = kConfig.can_slice(2);
 
@@ -205,6 +207,7 @@ struct SharedLayout {
   uint32_t x, y, staging, raw, full, empty;
   uint32_t gathered;  // two; see gather.cuh
   uint32_t addend;    // two of each consumer warp; see addend.cuh
+  uint32_t raw_barriers;
 
   __device__ explicit SharedLayout(const void* dynamic) {
     const uint32_t base = (shared_address(dynamic) + E::kAlignment - 1) / E::kAlignment * E::kAlignment;
@@ -216,6 +219,7 @@ struct SharedLayout {
     empty = full + 8 * E::kStages;
     gathered = empty + 8 * E::kStages;
     addend = gathered + 16;
+    raw_barriers = addend + E::kAddendBarriers * 8;
   }
 };
 

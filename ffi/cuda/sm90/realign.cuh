@@ -14,17 +14,17 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// The second ring, of stages as they come. Its barriers take the place of the addend's.
+// The second ring, of stages as they come. Its barriers follow the addend's.
 template <typename E>
 struct RawRing {
   static constexpr RawStage kStage{E::kTile, E::kY == Major::kMN};
   static constexpr int kStages = E::kRawStages;
 
   __device__ static __forceinline__ uint32_t full(const SharedLayout<E>& shared, int stage) {
-    return shared.addend + 8 * stage;
+    return shared.raw_barriers + 8 * stage;
   }
   __device__ static __forceinline__ uint32_t empty(const SharedLayout<E>& shared, int stage) {
-    return shared.addend + 8 * (kStages + stage);
+    return shared.raw_barriers + 8 * (kStages + stage);
   }
   __device__ static __forceinline__ void init(const SharedLayout<E>& shared) {
     for (int i = 0; i < kStages; ++i) {

@@ -1,0 +1,86 @@
+"""What the first product of a process costs beside its later ones: loading a kernel's code, which fat binaries compress.
+
+Each run is a process of its own: JAX and the GPU are warm, the program is compiled, and then it runs twice. The first
+run less the second is what loading took. Several builds are compared in turn, so that all see the same machine:
+
+    python benchmarks/first_product.py none=/path/to/site-packages size=/another/one
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+#: (kernel, m, n, k, type): one of every family with large code.
+PRODUCTS = (
+    ("sm90", 512, 512, 512, "bfloat16"),
+    ("sm90", 4096, 4096, 4096, "bfloat16"),
+    ("direct", 128, 128, 128, "bfloat16"),
+    ("sm80", 512, 512, 512, "bfloat16"),
+    ("simt", 512, 512, 512, "float32"),
+    ("naive", 512, 512, 512, "float32"),
+)
+
+CHILD = """
+import sys, time
+import jax, jax.numpy as jnp, numpy as np
+kernel, m, n, k, dtype = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+rng = np.random.default_rng(0)
+a, b = (jnp.asarray(rng.standard_normal(s), dtype) for s in ((m, k), (k, n)))
+jax.jit(jnp.dot)(a, b).block_until_ready()
+import jaxgemm
+run = jax.jit(lambda a, b: jaxgemm.gemm(a, b, kernel=kernel)).lower(a, b).compile()
+for _ in range(2):
+    start = time.perf_counter()
+    run(a, b).block_until_ready()
+    print(1e3 * (time.perf_counter() - start))
+print(jax.devices()[0].device_kind)
+"""
+
+
+def loading(folder: Path, product: tuple[str, int, int, int, str]) -> tuple[float, str]:
+    """Milliseconds that the first run of a product took more than the second, and the device's name."""
+    env = {**os.environ, "PYTHONPATH": str(folder), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    command = [sys.executable, "-P", "-c", CHILD, *map(str, product)]
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise SystemExit(f"first_product: {folder}: {done.stderr[-2000:]}")
+    first, second, device = done.stdout.splitlines()
+    return float(first) - float(second), device
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("builds", nargs="+", metavar="NAME=FOLDER", help="a folder with an installed jaxgemm")
+    parser.add_argument("--runs", type=int, default=5, help="processes for each build and product (default: 5)")
+    parser.add_argument("--output", type=Path, help="where to write a JSON file")
+    given = parser.parse_args(arguments)
+    builds = dict(build.split("=", 1) for build in given.builds)
+    rows, device = [], ""
+    for product in PRODUCTS:
+        times: dict[str, list[float]] = {name: [] for name in builds}
+        for _ in range(given.runs):
+            for name, folder in builds.items():
+                took, device = loading(Path(folder), product)
+                times[name].append(round(took, 2))
+        kernel, m, n, k, dtype = product
+        row = {"kernel": kernel, "problem": f"{m}x{n}x{k} {dtype}", "ms": times}
+        rows.append(row)
+        medians = "  ".join(f"{name} {statistics.median(ms):7.2f}" for name, ms in times.items())
+        print(f"{kernel:8s} {row['problem']:24s} {medians} ms", flush=True)
+    sizes = {name: Path(folder, "jaxgemm/libjaxgemm.so").stat().st_size for name, folder in builds.items()}
+    if given.output:
+        head = json.dumps({"device": device, "library_bytes": sizes}, indent=1)[1:-2]
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        given.output.write_text(f'{{{head},\n "rows": [\n{lines}\n ]\n}}\n')
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -354,7 +354,9 @@ def check(case: Case, p: Product | Gated, result: np.ndarray, *, ours: bool) -> 
     if not ours and not case.integer:
         p = replace(p, accumulator=coarser(p.accumulator, case.types[2], case.types[0]))
     with np.errstate(all="ignore"):
-        if case.gated or case.integer or (_finite(p.a) and _finite(p.b)):
+        # The bound on the norm is for errors that differ: where nothing is summed, all rows round alike.
+        sums = not case.gated and case.alpha != 0 and case.shape[2] > 0
+        if case.gated or case.integer or (sums and _finite(p.a) and _finite(p.b)):
             p.check(result, case.kernel)
             return
         assert (result.shape, result.dtype) == (p.shape, dtype_of(p.out))

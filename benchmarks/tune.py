@@ -88,9 +88,12 @@ def _tune(
     names = [name for _, name in found]
     modelled = "xla" if better_left(problem, found[0][0]) else names[0]
     key = tuning.Key.of(problem)
-    # What `auto` takes without an entry for this: what the other 16-bit type's says, or the model.
+    # What `auto` takes without an entry for this: what the other 16-bit type's says, or one of a device of the same
+    # chip, or the model.
     alike = key.alike()
     borrowed = entries.get(alike) if alike else None
+    if borrowed is None and (elsewhere := tuning.inherited(device_for(default_platform()).name, key)):
+        borrowed = elsewhere.measured
     without = modelled if borrowed is None else _bench_name(borrowed.kernel, borrowed.options)
     if without not in ("xla", *names):
         names.append(without)

@@ -64,6 +64,14 @@ def is_partly_manual(ctx: Any) -> bool:
     return any(size > 1 for name, size in context.mesh.shape.items() if name not in context.manual_axes)
 
 
+def is_exported(ctx: Any) -> bool:
+    """Whether the program being lowered is ``jax.export``'s, which may run in another process.
+
+    Stands in for: as :func:`is_partitioned`, of ``LoweringParameters.for_export``.
+    """
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
 def device_count(ctx: Any) -> int:
     """How many devices run the program that is being lowered.
 

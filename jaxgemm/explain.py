@@ -18,6 +18,7 @@ from jaxgemm.override import Left, products_left, routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 from jaxgemm.problem import Axes
 from jaxgemm.transposes import read_through, traced_order
+from jaxgemm.xla_product import why_padded
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Product:
         floor: the least time the device needs for it, None where the device's rates are not known.
         trips: how often the program runs it, where that is static (the length of a scan).
         gated: whether it is of a gated pair, and how that is computed; empty: it is not.
+        padded: how XLA's operands are padded, and why; empty: they are not.
     """
 
     operands: str
@@ -41,6 +43,7 @@ class Product:
     floor: roofline.Floor | None
     trips: int
     gated: str = ""
+    padded: str = ""
 
     @property
     def kernel(self) -> str:
@@ -60,6 +63,8 @@ class Product:
         ]
         if self.gated:
             lines.append(f"  gated      {self.gated}")
+        if self.padded:
+            lines.append(f"  padded     {self.padded}")
         if choice.kernel is None and self.epilogue != Epilogue():
             lines.append(f"  epilogue   {_epilogue(self.epilogue)}, written in jnp, which XLA may fuse")
         if choice.kernel is not None:
@@ -158,7 +163,8 @@ def _products(
     if eqn.primitive is gemm_p:
         _, types, dims = read_through(orders, avals[:2], eqn.params["dimension_numbers"])
         decision = decide(platform, [*types, *avals[2:]], dict(eqn.params, dimension_numbers=dims))
-        yield _product(avals, eqn.params, decision, limits, trips)
+        padded = why_padded(platform, types[0], types[1], dims) if decision.choice.kernel is None else ""
+        yield replace(_product(avals, eqn.params, decision, limits, trips), padded=padded)
         return
     decision = gated.decide(device_for(platform), avals, eqn.params)
     if decision.choice.kernel is not None:

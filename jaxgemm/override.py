@@ -30,7 +30,8 @@ from jaxgemm.kernels import UnsupportedError, default_platform, find_kernel, ker
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import decide, gemm_p
 from jaxgemm.problem import DimensionNumbers
-from jaxgemm.ragged import Dense, ragged_product
+from jaxgemm.ragged import Dense, as_call, ragged_product, with_whole_sums
+from jaxgemm.xla_product import narrow_integers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -232,9 +233,14 @@ def _takes_up(avals: Sequence[Any], params: dict[str, Any]) -> bool:
 
 def _route_eqn(eqn: Any, routing: Routing) -> Any:
     if eqn.primitive is lax.dot_general_p:
-        return eqn if refusal(eqn, routing) else eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))
+        if refusal(eqn, routing):
+            # XLA's, which for narrow integers is one of ours all the same: see jaxgemm/xla_product.py.
+            if not narrow_integers(*(v.aval for v in eqn.invars)):
+                return eqn
+            routing = Routing("auto", routing.precision)
+        return eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))
     if eqn.primitive.name == _RAGGED:
-        return eqn if refusal(eqn, routing) else _ragged(eqn, routing)
+        return with_whole_sums(eqn) if refusal(eqn, routing) else _ragged(eqn, routing)
     if eqn.primitive.name not in _OPENED:
         return eqn
     params = {name: _route_param(value, routing) for name, value in eqn.params.items()}
@@ -317,8 +323,7 @@ def _ragged(eqn: Any, routing: Routing) -> Any:
         numbers = eqn.params["ragged_dot_dimension_numbers"]
         return ragged_product(product, lhs, rhs, group_sizes, numbers=numbers)
 
-    (call,) = jax.make_jaxpr(jax.jit(ragged_dot))(*(v.aval for v in eqn.invars)).jaxpr.eqns
-    return eqn.replace(primitive=call.primitive, params=call.params)
+    return as_call(eqn, ragged_dot)
 
 
 def refusal(eqn: Any, routing: Routing) -> str:

@@ -24,6 +24,7 @@ from jaxgemm import dtypes, partition
 from jaxgemm._jax_private import (
     device_count,
     explicit_axes,
+    is_exported,
     is_partitioned,
     is_partly_manual,
     needs_devices_while_lowering,
@@ -34,6 +35,7 @@ from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Plan, Problem, plan
 from jaxgemm.select import Choice, select
 from jaxgemm.transposes import lowered_order, read_through
+from jaxgemm.xla_product import padding, xla_product
 
 gemm_p = Primitive("jaxgemm_gemm")
 gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
@@ -304,7 +306,9 @@ def _fuses(epilogue: Epilogue, view: Plan, extra: Sequence[Any], out: np.dtype) 
     return view.single_column_axis or not epilogue.has_bias
 
 
-def _lower(platform: str, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **params: Any) -> jax.Array:
+def _lower(
+    platform: str, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, parts: int = 1, **params: Any
+) -> jax.Array:
     decision = decide(platform, (lhs, rhs, *extra), params)
     choice, problem, view = decision.choice, decision.problem, decision.view
     out_dtype = np.dtype(params["preferred_element_type"])
@@ -313,14 +317,9 @@ def _lower(platform: str, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **p
     if choice.kernel is None:
         plain = epilogue == Epilogue()
         between = out_dtype if plain else composed_type(epilogue, (lhs, rhs, *extra), out_dtype, by_xla=True)
-        z = lax.dot_general(
-            lhs,
-            rhs,
-            params["dimension_numbers"],
-            precision=params["precision"],
-            preferred_element_type=between,
-            out_sharding=params["out_sharding"],
-        )
+        dot = {name: params[name] for name in ("precision", "out_sharding")}
+        dims = params["dimension_numbers"]
+        z = xla_product(platform, lhs, rhs, dims, preferred_element_type=between, parts=parts, **dot)
         return z if plain else apply(epilogue, z, c, bias, out_dtype)
     assert problem is not None
     assert view is not None
@@ -376,7 +375,8 @@ def _beside_collectives(params: dict[str, Any]) -> dict[str, Any]:
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower for one device, or for the shards of several.
 
-    A product that XLA computes is left whole in every case, as its partitioner knows how to divide it.
+    A product that XLA computes is left whole, as its partitioner knows how to divide it, unless its sums must be of
+    certain lengths on each device.
     """
     if params["kernel"] == "auto" and not params["batch_invariant"] and device_count(ctx) > 1:
         # XLA runs products beside collectives, where ours have been slower (benchmarks/results/nvidia-h200-x4).
@@ -384,21 +384,30 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     elif device_count(ctx) > 1:
         params = _beside_collectives(params)
     local = partial(_lower, platform)
-    if decide(platform, ctx.avals_in, params).choice.kernel is not None:
+    by_kernel = decide(platform, ctx.avals_in, params).choice.kernel is not None
+    if by_kernel or _padded_by_shard(platform, ctx, params):
         out = ctx.avals_out[0].sharding
-        if is_partly_manual(ctx):
-            if params["strict"] and (params["kernel"] != "auto" or params["batch_invariant"]):
+        if is_partly_manual(ctx) or (not by_kernel and is_exported(ctx)):
+            if by_kernel and params["strict"] and (params["kernel"] != "auto" or params["batch_invariant"]):
                 raise UnsupportedError(
                     f"kernel '{params['kernel']}' inside of a shard_map over some of the mesh's axes: XLA divides the "
                     "program over the others, which it cannot do with a kernel's call; map over all axes, or ask for "
                     "kernel 'auto' or 'xla'"
                 )
             params = dict(params, kernel="xla", options=(), batch_invariant=False)
+            local = partial(_lower, platform, parts=device_count(ctx))
         elif explicit_axes(out.mesh):
             local = partial(partition.explicit, local, out)
         elif is_partitioned(ctx):
             local = partial(partition.automatic, local)
     return mlir.lower_fun(partial(local, **params), multiple_results=False)(ctx, *operands)
+
+
+def _padded_by_shard(platform: str, ctx: Any, params: dict[str, Any]) -> bool:
+    """Whether XLA's product is one whose sums may be of a wrong length on a device, though not as a whole."""
+    lhs, rhs = ctx.avals_in[:2]
+    count = device_count(ctx)
+    return count > 1 and padding(platform, lhs, rhs, params["dimension_numbers"], parts=count) is not None
 
 
 # What gemm_p becomes once transpositions in front of it are found. JAX remembers how it lowers equal ones of these, as

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgemm.problem import DimensionNumbers
+from jaxgemm.xla_product import pad, padding
 
 #: (lhs, rhs, dimension_numbers) -> result
 Product = Callable[[jax.Array, jax.Array, DimensionNumbers], jax.Array]
@@ -89,3 +90,27 @@ def _by_group(
     place = lax.broadcasted_iota(ends.dtype, x.shape, axis)[None]
     belongs = (aligned(ends - group_sizes) <= place) & (place < aligned(ends))
     return jnp.where(belongs, x[None], jnp.zeros((), x.dtype))
+
+
+def with_whole_sums(eqn: Any) -> Any:
+    """A ragged product of a jaxpr that stays XLA's, with sums as long as XLA needs them."""
+    lhs, rhs, *_ = (v.aval for v in eqn.invars)
+    dims = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    # A jaxpr does not say for which platform it is, nor over how many devices it will be divided.
+    found = padding("cuda", lhs, rhs, dims, parts=jax.device_count())
+    if found is None:
+        return eqn
+
+    def ragged_dot(lhs: jax.Array, rhs: jax.Array, *sizes: jax.Array) -> jax.Array:
+        out: jax.Array = eqn.primitive.bind(*pad(lhs, rhs, dims, found), *sizes, **eqn.params)
+        return out
+
+    return as_call(eqn, ragged_dot)
+
+
+def as_call(eqn: Any, function: Callable[..., Any]) -> Any:
+    """An equation of a jaxpr as a call of a function of the same operands."""
+    avals = [v.aval for v in eqn.invars]
+    with jax.sharding.use_abstract_mesh(avals[0].sharding.mesh):  # which is another one inside of a shard_map
+        (call,) = jax.make_jaxpr(jax.jit(function))(*avals).jaxpr.eqns
+    return eqn.replace(primitive=call.primitive, params=call.params)

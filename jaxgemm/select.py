@@ -288,8 +288,8 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
         where = f" on compute capability {device.arch / 10:.1f}" if names else ""
         return _xla(f"no kernel of ours is known to be faster for {dtype}{where}")
     if known := tuning.find(device.name, tuning.Key.of(problem)):
-        measured, key = known
-        where = device.name if key.dtype == dtype else f"{device.name} for {key.dtype}"
+        measured = known.measured
+        where = known.device if known.key.dtype == dtype else f"{known.device} for {known.key.dtype}"
         why = f"measured on {where}: {measured.us:.1f} us, otherwise {measured.instead_us:.1f} us"
         if measured.kernel == "xla":
             return _xla(why)

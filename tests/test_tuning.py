@@ -14,6 +14,7 @@ from jaxgemm import select, tuning
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem, plan
+from jaxgemm.xla_hopper import better_left, unaligned_fp32_microseconds
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
@@ -201,6 +202,58 @@ def test_a_measured_configuration_that_does_not_fit_is_passed_over(monkeypatch):
     held = {KEY: tuning.Override("wmma_tf32", (), 5.0, 7.5)}
     monkeypatch.setattr(tuning, "overrides", lambda _: held)
     assert select.select(problem(), HOPPER).kernel.name == "sm90"
+
+
+H100 = Device("cuda", "NVIDIA H100 80GB HBM3", 90, 132)
+
+
+def test_a_device_of_the_same_chip_lends_what_memory_does_not_decide(monkeypatch):
+    key = tuning.Key(1000, 1000, 1000, 1, "NN", "bfloat16", "bfloat16")
+    streamed = tuning.Key(128, 8192, 28672, 1, "NN", "float16", "float16")
+    entry, own = tuning.Override("xla", (), 7.0, 8.2), tuning.Override("xla", (), 6.0, 9.0)
+    held = {"NVIDIA H200": {key: entry, streamed: tuning.Override("xla", (), 115.0, 120.0)}}
+    monkeypatch.setattr(tuning, "overrides", lambda name: held.get(name, {}))
+    assert tuning.find("NVIDIA H100 80GB HBM3", key) == tuning.Found(entry, key, "NVIDIA H200")
+    assert tuning.find("NVIDIA H100 80GB HBM3", key.alike()) == tuning.Found(entry, key, "NVIDIA H200")
+    assert tuning.find("NVIDIA H100 80GB HBM3", streamed) is None
+    assert tuning.find("NVIDIA H100 PCIe", key) is None
+    assert tuning.find("NVIDIA H200", streamed) is not None
+    choice = select.select(problem(m=1000, n=1000, k=1000), H100)
+    assert choice.kernel is None
+    assert choice.why == "measured on NVIDIA H200: 7.0 us, otherwise 8.2 us"
+    held["NVIDIA H100 80GB HBM3"] = {key: own}
+    assert tuning.find("NVIDIA H100 80GB HBM3", key) == tuning.Found(own, key, "NVIDIA H100 80GB HBM3")
+
+
+def test_a_thousand_cubed_is_left_to_xla_on_both():
+    for device in (HOPPER, H100):
+        assert select.select(problem(m=1000, n=1000, k=1000), device).kernel is None
+
+
+def fp32(m, n, k, batch=1):
+    view = plan((batch, m, k), (batch, k, n), (((2,), (1,)), ((0,), (0,))))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("float32",) * 3, Epilogue())
+
+
+@pytest.mark.parametrize(
+    ("given", "ours", "theirs", "left"),
+    [
+        pytest.param(fp32(2047, 2047, 129, 8), 351, 230, True, id="short sums"),
+        pytest.param(fp32(197, 197, 64, 96), 40, 29, True, id="attention"),
+        pytest.param(fp32(2047, 2049, 2051), 389, 427, False, id="large"),
+    ],
+)
+def test_unaligned_fp32_products_are_compared(given, ours, theirs, left):
+    """With the microseconds that an H100 took, or an H200 for the large one."""
+    assert unaligned_fp32_microseconds(given) == pytest.approx(theirs, rel=0.12)
+    assert bool(better_left(given, ours)) == left
+    assert not better_left(given, 0.8 * theirs)
+
+
+def test_few_tiles_are_not_compared():
+    """There XLA may split the sums of a single product."""
+    assert not better_left(fp32(255, 257, 4099), 1e6)
+    assert better_left(fp32(255, 257, 4099, 2), 1e6)
 
 
 def test_files_say_what_was_written():

@@ -12,7 +12,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from jaxgemm.problem import Problem
+from jaxgemm.roofline import KNOWN_DEVICES
+
+#: Devices of the same chip, with as many multiprocessors at the same clock. Only the memory differs, so what was
+#: measured on the other holds where moving the bytes takes this part of the time at most.
+SAME_CHIP = {"NVIDIA H100 80GB HBM3": "NVIDIA H200"}
+_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True, order=True)
@@ -45,6 +54,12 @@ class Key:
         """The product of the other 16-bit type, if this is of one: it takes the same code and the same time."""
         other = {"bfloat16": "float16", "float16": "bfloat16"}.get(self.dtype)
         return None if other is None or self.out_dtype != self.dtype else replace(self, dtype=other, out_dtype=other)
+
+    @property
+    def bytes(self) -> int:
+        """Of both operands and the result, each once."""
+        a, d = (np.dtype(jnp.dtype(name)).itemsize for name in (self.dtype, self.out_dtype))
+        return self.batch * (a * self.k * (self.m + self.n) + d * self.m * self.n)
 
 
 @dataclass(frozen=True)
@@ -86,10 +101,32 @@ def from_json(text: str) -> dict[Key, Override]:
     return entries
 
 
-def find(device: str, key: Key) -> tuple[Override, Key] | None:
-    """What was measured for a product on a device, or else for one that is alike, and for which of the two."""
+@dataclass(frozen=True)
+class Found:
+    """A measurement that holds for a product: of which product it is, and on which device."""
+
+    measured: Override
+    key: Key
+    device: str
+
+
+def find(device: str, key: Key) -> Found | None:
+    """What was measured for a product on a device, or else for one that is alike, or on a device of the same chip."""
+    return _held(device, key) or inherited(device, key)
+
+
+def inherited(device: str, key: Key) -> Found | None:
+    """What was measured on a device of the same chip, if other memory should not change it."""
+    if device not in SAME_CHIP:
+        return None
+    found = _held(SAME_CHIP[device], key)
+    moving = 1e6 * key.bytes / KNOWN_DEVICES[device].bandwidth
+    return found if found and moving <= _MEMORY_SHARE * found.measured.us else None
+
+
+def _held(device: str, key: Key) -> Found | None:
     held = overrides(device)
-    return next(((held[k], k) for k in (key, key.alike()) if k in held), None)
+    return next((Found(held[k], k, device) for k in (key, key.alike()) if k in held), None)
 
 
 @cache

@@ -28,6 +28,8 @@ constexpr double kBlockOverhead = 700;   // clocks: start, the first copies' lat
 constexpr double kWait = 2000;           // clocks: for copies that start too late, of a two-stage pipeline
 constexpr double kFirstCopies = 12;      // clocks per instruction of a warp's copies before its first FMA
 constexpr double kMixedParts = 1.3;      // parts of tiles take longer beside whole tiles than alone: measured
+constexpr double kStore = 12;         // slots for 32 results, V of a row at a time
+constexpr double kStoreOne = 110;     // slots for 32 results one at a time, as rows that begin anywhere are stored
 constexpr double kApart = 0.03;          // blocks at different k share nothing in the L1
 constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
 constexpr double kL2Bytes = 40e6;         // operands that it holds beside what else is there
@@ -111,7 +113,8 @@ struct Cost {
     const double copies = copy_slots(load_a, t, t.bm) + copy_slots(load_b, t, t.bn);
     double slots = fma + fragments + copies + 40 * warps;
     if (plan.chunk != kNoChunks) slots += warps * (t.tm * t.tn) * 2.5 / plan.chunk;
-    const double epilogue = 12.0 * t.bm * t.bn / 32.0 * (1 + (t.slices - 1) / 4.0);
+    const bool wide = p.n % t.vec == 0 && p.activation == Activation::kNone;  // see can_be_wide
+    const double epilogue = (wide ? kStore : kStoreOne) * t.bm * t.bn / 32.0 * (1 + (t.slices - 1) / 4.0);
     const double acc_bytes = 16.0 / t.vec;
     const double stage_bytes = static_cast<double>((t.bm + t.bn) * t.bk) * acc_bytes;
 

@@ -1,0 +1,121 @@
+"""XLA's own product, as every product that XLA computes here is lowered.
+
+On CUDA, XLA multiplies 8-bit integers by cuBLAS or by kernels that it generates, whichever is the faster when it
+compiles. By cuBLAS the sums are wrong, with no error, where they are no multiple of 4 long (seen with JAX 0.11.2 on an
+H100: all of 16x16x7). So a contracted axis is padded with zeros there, which changes no sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd, prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgemm.problem import DimensionNumbers
+
+#: Platforms on which sums of 8-bit and narrower integers must be a multiple of _WHOLE long.
+PADDED = frozenset({"cuda"})
+_WHOLE = 4
+
+
+def narrow_integers(lhs: Any, rhs: Any) -> bool:
+    """Whether operands are of integers that XLA may multiply as 8-bit ones: those of 4 and 2 bits it widens."""
+    dtypes = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
+    return all(jnp.issubdtype(t, jnp.integer) and t.itemsize == 1 for t in dtypes)
+
+
+def padding(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers, parts: int = 1) -> tuple[int, Any] | None:
+    """Which of the contracting axes is to be padded, as an index of ``dims``' lists, and by how much; None: none is.
+
+    A product that has no contracting axes counts as one over an axis of extent 1.
+
+    Args:
+        platform: that the product is lowered for.
+        lhs, rhs: anything with shape and dtype; extents may be symbolic.
+        dims: as ``lax.dot_general`` takes them.
+        parts: into how many parts at most XLA may divide a contracted axis after that, or a divisor of it.
+    """
+    if platform not in PADDED or not narrow_integers(lhs, rhs):
+        return None
+    extents = [lhs.shape[axis] for axis in dims[0][0]] or [1]
+    if parts > 1 or not all(isinstance(n, int) for n in extents):
+        return _one_whole(extents, _WHOLE * parts)
+    length = prod(extents)
+    if length % _WHOLE == 0:
+        return None
+    amounts = [-n % (_WHOLE // gcd(length // n, _WHOLE)) for n in extents]
+    best = min(range(len(extents)), key=lambda i: amounts[i] / extents[i])
+    return best, amounts[best]
+
+
+def _one_whole(extents: Sequence[Any], step: int) -> tuple[int, Any] | None:
+    """The same so that one axis, whatever becomes of the others, is a multiple of ``step``."""
+    # The remainder of a symbolic extent is 0 where that is so for all its values, and an expression else.
+    amounts = [-n % step for n in extents]
+    if any(isinstance(amount, int) and amount == 0 for amount in amounts):
+        return None
+    known = [i for i, amount in enumerate(amounts) if isinstance(amount, int)]
+    best = min(known, key=lambda i: amounts[i] / extents[i]) if known else len(extents) - 1
+    return best, amounts[best]
+
+
+def why_padded(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers) -> str:
+    """What ``explain`` says of the padding of a product on one device; empty where there is none."""
+    found = padding(platform, lhs, rhs, dims)
+    if found is None:
+        return ""
+    contract = dims[0][0]
+    extent = lhs.shape[contract[found[0]]] if contract else 1
+    axis = "k" if len(contract) < 2 else f"contracting axis {found[0]}"
+    return (
+        f"{axis} with zeros from {extent} to {extent + found[1]}: XLA may use cuBLAS, whose sums of 8-bit integers are "
+        f"wrong where they are no multiple of {_WHOLE} long"
+    )
+
+
+def xla_product(
+    platform: str,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: DimensionNumbers,
+    *,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+    parts: int = 1,
+) -> jax.Array:
+    """``lax.dot_general``, of operands that are padded where it would be wrong.
+
+    Args:
+        platform, parts: as :func:`padding` takes them.
+        lhs, rhs, dims, precision, preferred_element_type, out_sharding: as ``lax.dot_general`` takes them.
+    """
+    if (found := padding(platform, lhs, rhs, dims, parts)) is not None:
+        if not dims[0][0]:
+            dims = (((lhs.ndim,), (rhs.ndim,)), dims[1])
+            lhs, rhs = lax.expand_dims(lhs, [lhs.ndim]), lax.expand_dims(rhs, [rhs.ndim])
+        lhs, rhs = pad(lhs, rhs, dims, found)
+    out: jax.Array = lax.dot_general(
+        lhs,
+        rhs,
+        dims,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    return out
+
+
+def pad(lhs: jax.Array, rhs: jax.Array, dims: DimensionNumbers, found: tuple[int, Any]) -> tuple[jax.Array, jax.Array]:
+    """The operands of a product padded as :func:`padding` found."""
+    index, amount = found
+
+    def padded(x: jax.Array, axis: int) -> jax.Array:
+        return lax.pad(x, jnp.zeros((), x.dtype), [(0, amount if i == axis else 0, 0) for i in range(x.ndim)])
+
+    return padded(lhs, dims[0][0][index]), padded(rhs, dims[0][1][index])

@@ -20,11 +20,16 @@ from jaxgemm.arguments import (
     as_array,
     broadcast,
     canonical_dtype,
-    floating_pair,
+    gives_way,
+    no_epilogue_of_booleans,
+    of_one_type,
     option_pairs,
+    promoted_pair,
     result_dtype,
     same_kind,
     static_scaling,
+    unmixed,
+    weakly_typed,
 )
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
 from jaxgemm.kernels import find_kernel
@@ -62,9 +67,11 @@ def gemm(
         beta: scales ``c``; by default 1 when ``c`` is given.
         bias: shape (n,), added to every row.
         activation: "relu", "gelu" (tanh form, as ``jax.nn.gelu``), "gelu_erf", "silu", "tanh" or "sigmoid".
-        out_dtype: type of the result. By default that of the promoted operands; int32 for 8- and 16-bit integers.
+        out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
+            16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers, and rounded once. A product of XLA's
-            is rounded as jnp's is, before what follows it, unless XLA fuses that.
+            is rounded as jnp's is, before what follows it, unless XLA fuses that. A type wider than sums are kept in
+            is XLA's alone.
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
         kernel: "auto" (ours where it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.
@@ -81,7 +88,7 @@ def gemm(
         ValueError: a shape, name or option is wrong.
         UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
     """
-    a, b = floating_pair("a", a, "b", b)
+    a, b, weak = promoted_pair("a", a, "b", b)
     shape_a, shape_b = a.shape, b.shape  # asked for once: of a tracer they are slow to ask for
     for name, given, transposed in (("a", shape_a, transpose_a), ("b", shape_b, transpose_b)):
         if len(given) < 2:
@@ -95,6 +102,7 @@ def gemm(
             f"gemm: inner dimensions differ: op(a) of shape {_op(shape_a, transpose_a)} has k = {k_a}, "
             f"op(b) of shape {_op(shape_b, transpose_b)} has k = {k_b}"
         )
+    weak = weak and out_dtype is None and all(map(gives_way, (c, alpha, beta, bias)))
     options = option_pairs(kernel, kernel_options)
     dtype = a.dtype
     out = result_dtype("out_dtype", out_dtype, dtype)
@@ -103,18 +111,21 @@ def gemm(
     shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])
 
     beta = (1.0 if c is not None else 0.0) if beta is None else beta
-    accumulator = dtypes.accumulator(dtype)
-    accumulator = accumulator if accumulator == out else np.dtype(jnp.promote_types(accumulator, out))
-    static_alpha, static_beta = static_scaling("alpha", alpha, accumulator), static_scaling("beta", beta, accumulator)
+    accumulator = dtypes.summed(dtype, dtype, out)
+    static_alpha = static_scaling("alpha", alpha, accumulator, out)
+    static_beta = static_scaling("beta", beta, accumulator, out)
     if c is None and static_beta != 0.0:
         raise ValueError(f"gemm: beta is {beta}, but c is missing")
     if static_beta == 0.0:
         c = None
+    if dtype == np.bool_:
+        no_epilogue_of_booleans(static_alpha != 1.0, c is not None, bias is not None, activation is not None)
     if c is not None:
         c = broadcast("c", c, shape, out)
     if bias is not None:
         bias = as_array("bias", bias)
         same_kind("bias", bias, out)
+        unmixed(bias, out)
         if bias.shape != shape[-1:]:
             raise ValueError(f"gemm: bias must have shape ({shape[-1]},), one element a column, got {bias.shape}")
     if activation is not None and activation not in ACTIVATIONS:
@@ -129,7 +140,8 @@ def gemm(
         if c is not None:
             c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
         rest = Epilogue(1.0, float(c is not None), bias is not None, activation)
-        return apply(rest, product, c, bias, out)
+        result = apply(rest, product, c, bias, out)
+        return weakly_typed(result) if weak else result
     epilogue = Epilogue(static_alpha, static_beta, bias is not None, activation)
     extra = []
     if c is not None:
@@ -137,8 +149,9 @@ def gemm(
     if bias is not None:
         extra.append(bias)
     product = bind(a, b, tuple(extra), dims, precision, out, epilogue, kernel, options, None, batch_invariant)
-    # Without an axis that broadcasts it has this shape already.
-    return product if order is None and batch.is_plain else _reshape(_transpose(product, order), shape)
+    if not (order is None and batch.is_plain):  # without an axis that broadcasts it has this shape already
+        product = _reshape(_transpose(product, order), shape)
+    return weakly_typed(product) if weak else product
 
 
 def matmul(
@@ -156,7 +169,8 @@ def matmul(
         a: shape (..., m, k) or (k,).
         b: shape (..., k, n) or (k,).
         precision: as ``jnp.matmul`` takes it.
-        preferred_element_type: type of the result; by default that of the promoted operands.
+        preferred_element_type: type of the result; by default that of the promoted operands. A type wider than sums
+            are kept in is XLA's alone.
         kernel, batch_invariant: as for :func:`gemm`.
 
     Returns:
@@ -165,7 +179,7 @@ def matmul(
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`gemm`.
     """
-    a, b = floating_pair("a", a, "b", b)
+    a, b, weak = promoted_pair("a", a, "b", b)
     shape_a, shape_b = a.shape, b.shape
     if not shape_a or not shape_b:
         raise ValueError(f"matmul: operands need at least one axis, got shapes {shape_a} and {shape_b}")
@@ -185,7 +199,8 @@ def matmul(
         result = _reshape(_transpose(result, order), (*batch.shape, shape_a[-2], shape_b[-1]))
     if vector_b:
         result = result[..., 0]
-    return result[..., 0, :] if vector_a and not vector_b else result[..., 0] if vector_a else result
+    result = result[..., 0, :] if vector_a and not vector_b else result[..., 0] if vector_a else result
+    return weakly_typed(result) if weak and preferred_element_type is None else result
 
 
 def dot_general(
@@ -202,11 +217,13 @@ def dot_general(
     """General contraction with the contract of ``lax.dot_general``, so that it fits wherever that one does.
 
     Args:
-        lhs, rhs: operands of one element type.
+        lhs, rhs: operands. Those of different element types go to XLA as they are, as in ``lax.dot_general``. For a
+            kernel by name they are converted to one type that holds both, if jnp promotes them to one; 8-bit floats and
+            4-bit integers it does not.
         dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``, any number of each, in
             any order. Layouts that a kernel can read where they lie are not copied.
         precision: as ``lax.dot_general`` takes it.
-        preferred_element_type: type of the result; by default that of the operands.
+        preferred_element_type: type of the result; by default that of the operands, or what ``lax.dot_general`` gives.
         out_sharding: as ``lax.dot_general`` takes it.
         kernel, batch_invariant: as for :func:`gemm`; the rows are those of ``lhs``.
 
@@ -217,16 +234,16 @@ def dot_general(
         TypeError, ValueError, UnsupportedError: as for :func:`gemm`; shape errors are ``lax.dot_general``'s own.
     """
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    if lhs.dtype != rhs.dtype:
-        common = jnp.promote_types(lhs.dtype, rhs.dtype)
-        lhs, rhs = lhs.astype(common), rhs.astype(common)
     (lc, rc), (lb, rb) = dimension_numbers
 
     def axes(given: Sequence[int], x: jax.Array) -> tuple[int, ...]:
         return tuple(int(i) + x.ndim if i < 0 else int(i) for i in given)
 
     dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
-    out = canonical_dtype(preferred_element_type) if preferred_element_type is not None else lhs.dtype
+    if preferred_element_type is None:
+        out = dtypes.product(lhs.dtype, rhs.dtype)
+    else:
+        out = canonical_dtype(preferred_element_type)
     return bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding, batch_invariant)
 
 
@@ -248,6 +265,8 @@ def bind(
         find_kernel(kernel)
     if kernel == "xla" and batch_invariant:
         raise ValueError("batch_invariant: XLA's product does not promise it, got kernel='xla'")
+    if lhs.dtype != rhs.dtype and (kernel not in ("auto", "xla") or batch_invariant):
+        lhs, rhs = of_one_type(lhs, rhs, np.dtype(out))
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     elif isinstance(out_sharding, NamedSharding):  # types know abstract meshes only

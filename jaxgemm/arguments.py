@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
@@ -18,20 +19,55 @@ from jaxgemm.select import configuration
 Options = tuple[tuple[str, int], ...]
 
 
-def floating_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Both as arrays of their common type."""
+def promoted_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tuple[jax.Array, jax.Array, bool]:
+    """Both as arrays of the type that jnp promotes them to, and whether what jnp makes of them is weakly typed."""
     x, y = as_array(name_a, a), as_array(name_b, b)
     given = x.dtype, y.dtype
-    same = given[0] == given[1]
-    dtype = given[0] if same else jnp.promote_types(*given)
-    if not _is_number(dtype):
-        raise TypeError(f"{name_a} and {name_b}: expected numbers, got {given[0]} and {given[1]}")
-    return (x, y) if same else (x.astype(dtype), y.astype(dtype))
+    if not (_is_multiplied(given[0]) and _is_multiplied(given[1])):
+        raise TypeError(f"{name_a} and {name_b}: expected numbers or booleans, got {given[0]} and {given[1]}")
+    weak_x, weak_y = x.weak_type, y.weak_type
+    if given[0] == given[1] and not (weak_x and weak_y):
+        return x, y, False
+    dtype = np.dtype(jnp.result_type(x, y))
+    # Weakness goes, and comes back in the result: a composed product would lose it on its way.
+    x, y = lax.convert_element_type(x, dtype), lax.convert_element_type(y, dtype)
+    return x, y, (weak_x or weak_y) and _is_weak_sum(given[0], weak_x, given[1], weak_y)
+
+
+def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype) -> tuple[jax.Array, jax.Array]:
+    """Operands in one type, for kernels, which take no others; as they are if there is none to which jnp promotes both.
+
+    It is no narrower than the result's type, in which XLA multiplies such operands: an integer may not fit into the
+    other's.
+    """
+    common = dtypes.common(x.dtype, y.dtype)
+    if common is None:
+        return x, y
+    wide = dtypes.common(common, out) or common
+    return lax.convert_element_type(x, wide), lax.convert_element_type(y, wide)
 
 
 @cache
-def _is_number(dtype: np.dtype) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.number))
+def _is_multiplied(dtype: np.dtype) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
+
+
+@cache
+def _is_weak_sum(a: np.dtype, weak_a: bool, b: np.dtype, weak_b: bool) -> bool:
+    """Whether what jnp computes of arrays of these types is weak: of a weak float and a strong integer it is."""
+    scalars = [jax.ShapeDtypeStruct((), t, weak_type=weak) for t, weak in ((a, weak_a), (b, weak_b))]
+    return bool(jax.eval_shape(jnp.add, *scalars).weak_type)
+
+
+def gives_way(x: Any) -> bool:
+    """Whether an argument is missing, or of a type that gives way to others: a Python number, or a weak array."""
+    return x is None or bool(getattr(x, "weak_type", type(x) in (int, float)))
+
+
+def weakly_typed(x: jax.Array) -> jax.Array:
+    """The array with a type that gives way to others, as a Python number's does."""
+    weak: jax.Array = lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+    return weak
 
 
 def result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.dtype:
@@ -45,10 +81,11 @@ def result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.dt
     return out
 
 
-def static_scaling(name: str, value: ArrayLike, accumulator: np.dtype) -> float | None:
+def static_scaling(name: str, value: ArrayLike, accumulator: np.dtype, out: np.dtype) -> float | None:
     """The value if it is a number that can be part of the program; None if it is an array.
 
-    It is rounded to the accumulator's type, in which kernels apply it, so that every path applies the same one.
+    It is rounded to the accumulator's type, in which kernels apply it, so that every path applies the same one. ``out``
+    is the result's type.
     """
     if value is None or isinstance(value, (bool, str)):
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
@@ -67,6 +104,7 @@ def static_scaling(name: str, value: ArrayLike, accumulator: np.dtype) -> float 
     if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number):
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {array.dtype}{array.shape}")
     same_kind(name, array, accumulator)
+    unmixed(array, out)
     return None
 
 
@@ -87,6 +125,8 @@ def canonical_dtype(given: DTypeLike) -> np.dtype:
 
 def same_kind(name: str, x: jax.Array, result: np.dtype) -> None:
     """TypeError if converting ``x`` to the result's type would drop a fraction or an imaginary part."""
+    if x.dtype == result:
+        return
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
     def rank(dtype: Any) -> int:
@@ -96,16 +136,32 @@ def same_kind(name: str, x: jax.Array, result: np.dtype) -> None:
         raise TypeError(f"gemm: {name} {x.dtype} for a result of {result.name}; both must be of one kind")
 
 
+def unmixed(x: jax.Array, result: np.dtype) -> None:
+    """Under ``jax.numpy_dtype_promotion("strict")`` jnp's error if an array and the result differ in type."""
+    if x.dtype != result and jax.config.jax_numpy_dtype_promotion == "strict":  # type: ignore[attr-defined]
+        jnp.result_type(x, result)
+
+
 def broadcast(name: str, x: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
     """``x`` in the shape of the result, whose type is ``out``."""
     array = as_array(name, x)
     same_kind(name, array, out)
+    unmixed(array, out)
     if array.shape == shape:
         return array
     try:
         return jnp.broadcast_to(array, shape)
     except ValueError:
         raise ValueError(f"gemm: {name} of shape {array.shape} does not broadcast to the result's {shape}") from None
+
+
+def no_epilogue_of_booleans(*given: bool) -> None:
+    """TypeError if any part of an epilogue is given, for a product of booleans."""
+    if any(given):
+        raise TypeError(
+            "gemm: a product of booleans is a boolean, and takes no alpha, beta, c, bias or activation; convert the "
+            "operands first"
+        )
 
 
 def option_pairs(kernel: str, given: dict[str, Any]) -> Options:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxgemm import dtypes
 
@@ -70,9 +71,10 @@ class Epilogue:
 def composed_type(epilogue: Epilogue, operands: Sequence[jax.Array], out: np.dtype, *, by_xla: bool) -> np.dtype:
     """The type of a product whose epilogue is composed in jnp.
 
-    Of our kernels' it is the accumulator's, so that the result is rounded once. Of XLA's it is the result's, as one
-    would write it: then XLA fuses alpha, c, bias and some activations into its own product, and what devices add up is
-    no wider. But not where c or bias is wider, nor where alpha may bring a product back into f16's range.
+    Of our kernels' it is the accumulator's, or the result's where that is wider, so that the result is rounded once. Of
+    XLA's it is the result's, as one would write it: then XLA fuses alpha, c, bias and some activations into its own
+    product, and what devices add up is no wider. But not where c or bias is wider, nor where alpha may bring a product
+    back into f16's range.
 
     Args:
         epilogue: what follows.
@@ -80,12 +82,11 @@ def composed_type(epilogue: Epilogue, operands: Sequence[jax.Array], out: np.dty
         out: type of the result.
         by_xla: whether XLA computes the product, or may.
     """
-    lhs, _, *extra = operands
-    accumulator = dtypes.accumulator(np.dtype(lhs.dtype))
-    as_written = by_xla and out == lhs.dtype and jnp.issubdtype(out, jnp.inexact)
-    wider = any(jnp.promote_types(x.dtype, out) != out for x in extra)
+    lhs, rhs, *extra = (np.dtype(x.dtype) for x in operands)
+    as_written = by_xla and out == dtypes.product(lhs, rhs) and jnp.issubdtype(out, jnp.inexact)
+    wider = any(dtypes.common(x, out) != out for x in extra)
     rescaled = epilogue.alpha != 1.0 and out == np.float16
-    return out if as_written and not wider and not rescaled else accumulator
+    return out if as_written and not wider and not rescaled else dtypes.summed(lhs, rhs, out)
 
 
 def apply(
@@ -106,8 +107,8 @@ def apply(
         x = x * jnp.asarray(epilogue.alpha, compute)
     if c is not None:
         x = x + jnp.asarray(epilogue.beta, compute) * c.astype(compute)
-    if bias is not None:
-        x = x + bias.astype(compute)
+    if bias is not None:  # of the product's rank, as jax.numpy_rank_promotion may ask
+        x = x + lax.broadcast_to_rank(bias.astype(compute), x.ndim)
     if epilogue.activation is not None:
         x = ACTIVATIONS[epilogue.activation](x)
     return x.astype(out_dtype)

@@ -30,6 +30,7 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm._runtime import GATED_TARGET
+from jaxgemm.arguments import canonical_dtype, gives_way, weakly_typed
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply, composed_type
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.partition import vary_alike
@@ -75,10 +76,11 @@ def gated_gemm(
         TypeError, ValueError, UnsupportedError: as for :func:`jaxgemm.gemm`.
     """
     arrays = [jnp.asarray(a) for a in (x, w_gate, w_up)]
+    weak = out_dtype is None and all(map(gives_way, arrays))
     dtype = jnp.result_type(*arrays)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"gated_gemm: expected floating-point operands, got {', '.join(a.dtype.name for a in arrays)}")
-    a, gate, up = (v.astype(dtype) for v in arrays)
+    a, gate, up = (v.astype(dtype) for v in arrays)  # without weakness, which composed products lose
     if gate.ndim != 2 or gate.shape != up.shape:
         raise ValueError(f"gated_gemm: w_gate and w_up must be (k, n) alike, got {gate.shape} and {up.shape}")
     if a.ndim == 0 or a.shape[-1] != gate.shape[0]:
@@ -89,7 +91,7 @@ def gated_gemm(
         )
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
-    out = np.dtype(dtype if out_dtype is None else jax.dtypes.canonicalize_dtype(out_dtype))
+    out = np.dtype(dtype) if out_dtype is None else canonical_dtype(out_dtype)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"gated_gemm: out_dtype must be a floating-point type, got {out.name}")
     result: jax.Array = gated_p.bind(
@@ -99,7 +101,7 @@ def gated_gemm(
         precision=prec.canonical(None),
         kernel=kernel,
     )
-    return result
+    return weakly_typed(result) if weak else result
 
 
 def _dims(x: Any) -> Any:

@@ -22,6 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
+from jaxgemm.arguments import canonical_dtype
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import find_kernel
 from jaxgemm.partition import vary_alike
@@ -139,7 +140,8 @@ def _arguments(
         raise ValueError(f"{function}: x of shape {x.shape} has k = {x.shape[-1]}, w of shape {w.shape} {w.shape[0]}")
     if not -x.ndim <= axis < x.ndim or axis % x.ndim == x.ndim - 1:
         raise ValueError(f"{function}: axis must be one of x's {x.ndim} axes and not the last, got {axis}")
-    dtype = jnp.promote_types(x.dtype, w.dtype)
+    dtype = np.dtype(jnp.result_type(x, w))
+    out = dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{function}: x and w must be of floating types, got {x.dtype} and {w.dtype}")
     if kernel not in ("auto", "xla"):
@@ -155,7 +157,7 @@ def _arguments(
             "axis": axis % x.ndim,
             "transpose_w": False,
             "precision": prec.canonical(precision),
-            "preferred_element_type": np.dtype(jnp.dtype(preferred_element_type or dtype)),
+            "preferred_element_type": out,
             "kernel": kernel,
             "strict": True,
         },
@@ -167,13 +169,18 @@ def _arguments(
 
 def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], params: dict[str, Any]) -> jax.Array:
     """A product of one device; x and y may differ in type, as cotangents do."""
-    common = jnp.promote_types(x.dtype, y.dtype)
-    result: jax.Array = gemm_p.bind(
-        lax.convert_element_type(x, common),
-        lax.convert_element_type(y, common),
+    wanted = out = np.dtype(params["preferred_element_type"])
+    common = dtypes.common(x.dtype, y.dtype)
+    if common is None or (prec.is_algorithm(params["precision"]) and x.dtype != y.dtype):
+        out = dtypes.product(x.dtype, y.dtype)  # as in lax: an algorithm decides how such operands are rounded
+    else:
+        x, y = lax.convert_element_type(x, common), lax.convert_element_type(y, common)
+    result = gemm_p.bind(
+        x,
+        y,
         dimension_numbers=((tuple(contract[0]), tuple(contract[1])), ((), ())),
         precision=params["precision"],
-        preferred_element_type=np.dtype(params["preferred_element_type"]),
+        preferred_element_type=out,
         out_sharding=None,
         epilogue=Epilogue(),
         kernel=params["kernel"],
@@ -181,7 +188,7 @@ def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], para
         batch_invariant=False,
         strict=params["strict"],
     )
-    return result
+    return lax.convert_element_type(result, wanted)
 
 
 def _matmul(x: Any, w: Any, params: dict[str, Any]) -> jax.Array:
@@ -256,8 +263,7 @@ def _product_aval(x: Any, w: Any, params: dict[str, Any]) -> Any:
         "preferred_element_type": params["preferred_element_type"],
         "out_sharding": None,
     }
-    common = jnp.promote_types(x.dtype, w.dtype)
-    return lax.dot_general_p.abstract_eval(x.update(dtype=common), w.update(dtype=common), **dot)[0]
+    return lax.dot_general_p.abstract_eval(x, w, **dot)[0]
 
 
 @gather_p.def_abstract_eval

@@ -8,7 +8,9 @@ import jax
 import numpy as np
 from jax import lax
 
-Precision = Any  # None, str, lax.Precision, a pair of either, or lax.DotAlgorithmPreset
+from jaxgemm import dtypes
+
+Precision = Any  # None, str, lax.Precision, a pair of either, lax.DotAlgorithmPreset, or lax.DotAlgorithm
 
 #: Presets that fp32-accumulating (or fp64, or exact integer) kernels satisfy, by operand type.
 _KEPT = {
@@ -22,9 +24,10 @@ _KEPT = {
 
 
 def canonical(precision: Precision) -> Precision:
-    """A hashable precision: None, a pair of ``lax.Precision``, or a ``lax.DotAlgorithmPreset``.
+    """A hashable precision: None, a pair of ``lax.Precision``, a ``lax.DotAlgorithmPreset`` or a ``lax.DotAlgorithm``.
 
-    None takes ``jax_default_matmul_precision``. ValueError for a name that JAX does not know.
+    None takes ``jax_default_matmul_precision``. ValueError for a name that JAX does not know, TypeError for an
+    algorithm of a type that there is not.
     """
     if precision is None:
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -32,8 +35,9 @@ def canonical(precision: Precision) -> Precision:
             return None
     if isinstance(precision, lax.DotAlgorithmPreset):
         return None if precision is lax.DotAlgorithmPreset.DEFAULT else precision
-    if isinstance(precision, lax.DotAlgorithm):
-        return precision
+    if isinstance(precision, lax.DotAlgorithm):  # a named tuple, so it must come before pairs
+        types = ("lhs_precision_type", "rhs_precision_type", "accumulation_type")
+        return precision._replace(**{name: np.dtype(getattr(precision, name)) for name in types})
     if isinstance(precision, (tuple, list)):
         if len(precision) != 2:
             raise ValueError(f"precision: a pair names both operands, got {len(precision)} entries")
@@ -54,11 +58,25 @@ def _one(value: Any) -> lax.Precision:
         raise ValueError(f"precision: got {value!r}, expected one of {', '.join(names)}") from None
 
 
+def is_algorithm(precision: Precision) -> bool:
+    """Whether a precision names one algorithm, which then decides the types that operands are multiplied in."""
+    return isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset))
+
+
 def wants_full_fp32(precision: Precision) -> bool:
     """Whether fp32 operands must be multiplied at fp32 accuracy."""
-    if isinstance(precision, tuple):
-        return lax.Precision.HIGHEST in precision
-    return precision is lax.DotAlgorithmPreset.F32_F32_F32
+    if is_algorithm(precision):
+        return _is_ours(precision, np.dtype(np.float32))
+    return precision is not None and lax.Precision.HIGHEST in precision
+
+
+def _is_ours(algorithm: lax.DotAlgorithm | lax.DotAlgorithmPreset, operand: np.dtype) -> bool:
+    """Whether our kernels' products of this type are that algorithm's."""
+    if isinstance(algorithm, lax.DotAlgorithmPreset):
+        return algorithm in _KEPT.get(operand.name, set())
+    ours = lax.DotAlgorithm(operand, operand, dtypes.accumulator(operand))
+    # Imprecise sums are allowed by it, not asked for.
+    return algorithm._replace(allow_imprecise_accumulation=False) == ours
 
 
 def refusal(precision: Precision, operand: np.dtype, tf32: bool) -> str:
@@ -66,15 +84,13 @@ def refusal(precision: Precision, operand: np.dtype, tf32: bool) -> str:
 
     Kernels accumulate in fp32 (fp64 for float64, int32 for 8-bit integers), which is at least as accurate as any
     ``lax.Precision`` asks for; only one that rounds fp32 operands to TF32 (``tf32``) cannot serve more than the
-    default. A preset names one algorithm, so only that algorithm satisfies it.
+    default. A preset, or a ``lax.DotAlgorithm``, names one algorithm, so only that algorithm satisfies it.
     """
     if operand == np.float32 and tf32:
         kept = precision in (None, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
         if kept or precision is lax.DotAlgorithmPreset.TF32_TF32_F32:
             return ""
         return f"precision {precision}: the kernel rounds float32 operands to TF32"
-    if precision is None or isinstance(precision, tuple):
-        return ""
-    if isinstance(precision, lax.DotAlgorithmPreset) and precision in _KEPT.get(operand.name, set()):
+    if not is_algorithm(precision) or _is_ours(precision, operand):
         return ""
     return f"precision {precision} is not one that jaxgemm's kernels compute for {operand.name} operands"

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm import dtypes, partition
+from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
     device_count,
     explicit_axes,
@@ -44,6 +45,9 @@ gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
 #   DOT_PARAMS                                                             as dot_general_p has them
 #   epilogue                                                               an Epilogue
 #   kernel, options, batch_invariant, strict                               as select() takes them
+
+#: The types of operands and results that kernels have.
+_OURS = {np.dtype(jnp.dtype(name)) for name in dtypes.KERNEL_DTYPES}
 
 #: The parameters that dot_general_p has too.
 DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
@@ -208,8 +212,12 @@ def _cotangent(ct: Any, x: Any, y: Any, params: dict[str, Any], *, lhs_known: bo
     ct_y = tuple(range(start, start + len(y_free)))
     # The product comes out as (batch, x free, y's contracting axes in order), or with the last two swapped when
     # y stands on the left; x's contracting axes pair with y's.
-    common = jnp.promote_types(ct.dtype, y.dtype)
-    ct, y = lax.convert_element_type(ct, common), lax.convert_element_type(y, common)
+    wanted = np.dtype(x.aval.dtype)
+    common = dtypes.common(ct.dtype, y.dtype)
+    # Types that no kernel has, and those that an algorithm rules, stay as lax has them.
+    as_lax = common is None or prec.is_algorithm(params["precision"]) or not {common, wanted} <= _OURS
+    if common is not None and not as_lax:
+        ct, y = lax.convert_element_type(ct, common), lax.convert_element_type(y, common)
     by_y = tuple(x_contract[i] for i in np.argsort(y_contract))
     if lhs_known:
         dims = ((y_free, ct_y), (tuple(y_batch), batch))
@@ -220,11 +228,14 @@ def _cotangent(ct: Any, x: Any, y: Any, params: dict[str, Any], *, lhs_known: bo
     result = dict(
         params,
         dimension_numbers=dims,
-        preferred_element_type=np.dtype(x.aval.dtype),
+        preferred_element_type=params["preferred_element_type"] if as_lax else wanted,
         out_sharding=_transposed_sharding(x.aval, order),
         strict=False,
     )
-    return lax.transpose(gemm_p.bind(*operands, **result), tuple(int(i) for i in np.argsort(order)))
+    out = lax.transpose(gemm_p.bind(*operands, **result), tuple(int(i) for i in np.argsort(order)))
+    if jnp.iscomplexobj(out) and not jnp.issubdtype(wanted, jnp.complexfloating):
+        out = lax.real(out)
+    return lax.convert_element_type(out, wanted)
 
 
 def _transposed_sharding(aval: Any, order: tuple[int, ...]) -> NamedSharding | None:
@@ -260,22 +271,22 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
     """The decision for operands ``avals`` (lhs, rhs[, c][, bias], anything with shape and dtype).
 
     A kernel that cannot apply the epilogue or write the result's type is asked for ``alpha * product`` in the
-    accumulator's type, and jnp does the rest.
+    accumulator's type, and jnp does the rest. But a result that is wider than that must be the kernel's own.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the product either way.
     """
     lhs, rhs, *extra = avals
     out = np.dtype(params["preferred_element_type"])
-    accumulator = dtypes.accumulator(np.dtype(lhs.dtype))
+    kept = dtypes.summed(np.dtype(lhs.dtype), np.dtype(rhs.dtype), out)
     epilogue: Epilogue = params["epilogue"]
     kernel, derived = params["kernel"], not params["strict"]
     wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
     wanted["batch_invariant"] = params["batch_invariant"]
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
     forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
-    if forms != [(epilogue.scaling(), accumulator)]:
-        forms.append((epilogue.scaling(), accumulator))
+    if forms != [(epilogue.scaling(), kept)]:
+        forms.append((epilogue.scaling(), kept))
     device = device_for(platform)
     problem, choice, refusal = None, None, None
     for form, result in forms:
@@ -293,10 +304,19 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
         assert refusal is not None
         assert problem is not None
         if not derived:
-            raise refusal
+            raise _refused(refusal, lhs, rhs, out)
         choice = select(problem, device, **{**wanted, "kernel": "auto", "options": (), "batch_invariant": False})
         choice = replace(choice, why=f"a derivative's product; {refusal}; {choice.why}")
     return Decision(choice, problem, view)
+
+
+def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:
+    """The error, and why a result that sums cannot hold is not made of them."""
+    types = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
+    sums = dtypes.accumulator(dtypes.product(*types))
+    if dtypes.summed(*types, out) == sums:
+        return refusal
+    return UnsupportedError(f"{refusal}; kernels sum these in {sums.name}, and {out.name} holds what that does not")
 
 
 def _fuses(epilogue: Epilogue, view: Plan, extra: Sequence[Any], out: np.dtype) -> bool:

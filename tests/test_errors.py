@@ -14,8 +14,10 @@ A, B = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
 I8 = np.ones((4, 4), np.int8)
 BOOL = np.ones((4, 4), bool)
 C64 = np.ones((4, 4), np.complex64)
+KEYS = jax.random.split(jax.random.key(0), (4, 4))
 
 NAMES = ", ".join(["auto", *(row.name for row in jaxgemm.kernels())])
+OF_BOOLEANS = "gemm: a product of booleans is a boolean, and takes no alpha, beta, c, bias or activation"
 ACTIVATIONS = "relu, gelu, gelu_erf, silu, tanh, sigmoid"
 
 
@@ -60,7 +62,31 @@ ERRORS = {
     "transpose is a number": (gemm(A, B, transpose_b=1), TypeError, "gemm: transpose_b must be a bool, got int"),
     "a is a string": (gemm("text", B), TypeError, "a: expected an array, got str"),
     "b is None": (gemm(A, None), TypeError, "b: expected an array, got NoneType"),
-    "booleans": (gemm(BOOL, BOOL), TypeError, "a and b: expected numbers, got bool and bool"),
+    "neither numbers nor booleans": (
+        gemm(KEYS, KEYS),
+        TypeError,
+        "a and b: expected numbers or booleans, got key<fry> and key<fry>",
+    ),
+    "booleans with alpha": (gemm(BOOL, BOOL, alpha=2.0), TypeError, OF_BOOLEANS),
+    "booleans with an array alpha": (
+        gemm(BOOL, BOOL, alpha=jnp.asarray(True)),
+        TypeError,
+        "gemm: alpha must be a real",
+    ),
+    "booleans with c": (gemm(BOOL, BOOL, BOOL), TypeError, OF_BOOLEANS),
+    "booleans with beta": (gemm(BOOL, BOOL, BOOL, beta=2.0), TypeError, OF_BOOLEANS),
+    "booleans with a bias": (gemm(BOOL, BOOL, bias=BOOL[0]), TypeError, OF_BOOLEANS),
+    "booleans with an activation": (gemm(BOOL, BOOL, activation="relu"), TypeError, OF_BOOLEANS),
+    "booleans as integers": (
+        gemm(BOOL, BOOL, out_dtype=jnp.int32),
+        TypeError,
+        "gemm: out_dtype int32 for bool operands; both must be of one kind",
+    ),
+    "numbers as booleans": (
+        gemm(A, B, out_dtype=bool),
+        TypeError,
+        "gemm: out_dtype bool for float32 operands; both must be of one kind",
+    ),
     "out_dtype of another kind": (
         gemm(A, B, out_dtype=jnp.int32),
         TypeError,
@@ -246,7 +272,16 @@ ERRORS = {
         ValueError,
         "matmul: inner dimensions differ: (3, 4) has k = 4, (3, 4) has k = 3",
     ),
-    "matmul of booleans": (matmul(BOOL, BOOL), TypeError, "a and b: expected numbers, got bool and bool"),
+    "matmul of neither numbers nor booleans": (
+        matmul(KEYS, KEYS),
+        TypeError,
+        "a and b: expected numbers or booleans, got key<fry> and key<fry>",
+    ),
+    "booleans with a named kernel": (
+        matmul(BOOL, BOOL, kernel="host"),
+        jaxgemm.UnsupportedError,
+        "kernel 'host' got bool x bool -> bool; it supports float32 x float32 -> float32",
+    ),
     "matmul of other batches": (
         matmul(np.ones((2, 3, 4)), np.ones((3, 4, 5))),
         ValueError,

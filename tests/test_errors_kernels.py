@@ -131,15 +131,19 @@ def test_auto_takes_what_jnp_takes():
     np.testing.assert_allclose(jaxgemm.gemm(C64, C64 * 2j), C64 @ C64 * 2j)
     assert jaxgemm.gemm(I8.astype(np.int16), I8).dtype == jnp.int32
     assert jaxgemm.matmul(I8.astype(np.int64), I8).dtype == jnp.int64
-    with pytest.raises(TypeError):
-        jaxgemm.matmul(BOOL, I8 > 0)
+    assert jaxgemm.matmul(BOOL, I8 > 0).dtype == jnp.bool_
 
 
 def test_derivatives_of_named_kernels_fall_back_and_say_so():
     """A cotangent's type may be one that the named kernel does not take; the program still runs."""
-    a = jnp.ones((4, 4), jnp.float32)
-    grad = jax.grad(lambda a: jnp.sum(jaxgemm.matmul(a, a, preferred_element_type=jnp.float64, kernel="host")))
-    assert grad(a).dtype == jnp.float32
+    a = jnp.ones((4, 4), jnp.bfloat16)
+    how = {"precision": "BF16_BF16_F32", "preferred_element_type": jnp.float32, "kernel": "host"}
+    gradient = jax.grad(lambda a: jnp.sum(jaxgemm.matmul(a, a, **how)))
+    assert gradient(a).dtype == jnp.bfloat16
+    products = jaxgemm.explain(gradient, a).products
+    assert [p.kernel for p in products] == ["host", "xla", "xla"]
+    for product in products[1:]:
+        assert "a derivative's product; kernel 'host'" in product.decision.choice.why
 
 
 def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():

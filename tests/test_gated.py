@@ -78,9 +78,13 @@ def test_element_types(kernel, dtype, rng):
 )
 def test_result_types(kernel, dtype, out, rng):
     args = operands(rng, rows=(33,), k=70, n=20, dtype=dtype)
+    if out == "float64" and kernel == "host":  # its sums are in fp32
+        with pytest.raises(jaxgemm.UnsupportedError, match="float64 holds what that does not"):
+            ours(kernel, out_dtype=out)(*args)
+        return
     got = jax.jit(ours(kernel, out_dtype=out))(*args)
     assert got.dtype == dtype_of(out)
-    assert_close(got, exact(*args), rtol=max(EPS[out], EPS["float32"]))
+    assert_close(got, exact(*args), rtol=EPS[out] if out == "float64" else max(EPS[out], EPS["float32"]))
     grads = jax.jit(jax.grad(lambda *x: jnp.sum(ours(kernel, out_dtype=out)(*x)), EVERY))(*args)
     assert [g.dtype for g in grads] == [dtype_of(dtype)] * 3
 

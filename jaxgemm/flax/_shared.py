@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import opt_einsum
 
-from jaxgemm import api
+from jaxgemm import api, dtypes
+from jaxgemm.arguments import canonical_dtype
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.kernels import find_kernel
 from jaxgemm.problem import DimensionNumbers
@@ -133,12 +134,13 @@ def pend(
     kernel: str = "auto",
 ) -> PendingProduct:
     """As ``jaxgemm.dot_general``, later."""
-    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
-    lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
     (lc, rc), (lb, rb) = dimension_numbers
     dims = ((tuple(lc), tuple(rc)), (tuple(lb), tuple(rb)))
-    out = dtype if preferred_element_type is None else jax.dtypes.canonicalize_dtype(preferred_element_type)
-    return PendingProduct(lhs, rhs, dims, precision, np.dtype(out), out_sharding, kernel)
+    if preferred_element_type is None:
+        out = dtypes.product(lhs.dtype, rhs.dtype)
+    else:
+        out = canonical_dtype(preferred_element_type)
+    return PendingProduct(lhs, rhs, dims, precision, out, out_sharding, kernel)
 
 
 def pend_einsum(
@@ -159,6 +161,8 @@ def pend_einsum(
     }
     dims = _einsum_dims(equation, lhs, rhs)
     if dims is not None:
+        if preferred_element_type is None:  # einsum promotes, where dot_general does not
+            options["preferred_element_type"] = jnp.result_type(lhs, rhs)
         return pend(lhs, rhs, dims, kernel=kernel, **options)
     out: jax.Array = jnp.einsum(equation, lhs, rhs, _dot_general=_dot_general(kernel), **options)
     return out

@@ -1,0 +1,245 @@
+"""dot_general of operands of different types: what lax.dot_general makes of them, and what a kernel by name does."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+from jax import lax
+
+import jaxgemm
+from jaxgemm.flax import linen as our_linen
+from jaxgemm.flax import nnx as our_nnx
+
+MATMUL = (((1,), (0,)), ((), ()))
+E4, E5 = "float8_e4m3fn", "float8_e5m2"
+
+#: Types that jnp promotes to none.
+APART = ((E4, E5), (E5, E4), (E4, "bfloat16"), ("bfloat16", E4), (E5, "float32"), ("bfloat16", "int4"))
+PAIRS = (
+    *APART,
+    ("int8", "float32"),
+    ("float16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float64", "float32"),
+    ("int8", "uint8"),
+    ("bool", "float32"),
+    ("complex64", "float32"),
+)
+
+
+def random(rng, shape, dtype):
+    if dtype == "bool":
+        return jnp.asarray(rng.integers(0, 2, shape), dtype)
+    if jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
+        return jnp.asarray(rng.integers(0 if dtype == "uint8" else -7, 7, shape), dtype)
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def wide(x):
+    return np.asarray(x).astype(np.complex128 if jnp.iscomplexobj(x) else np.float64)
+
+
+def same(got, expected):
+    """The type and the very values of lax's."""
+    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, expected)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(wide(x), wide(y)), got, expected)
+
+
+def near(got, expected, eps):
+    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, expected)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(wide(x), wide(y), rtol=eps, atol=4 * eps), got, expected)
+
+
+def eps_of(*arrays):
+    return max(float(jnp.finfo(x.dtype).eps) for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+@pytest.mark.parametrize("preferred", [None, "float32"])
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_it_is_what_lax_computes(pair, preferred, rng):
+    x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+    if pair == ("complex64", "float32") and preferred:
+        preferred = "complex128"
+    ours, theirs = (
+        partial(f, dimension_numbers=MATMUL, preferred_element_type=preferred)
+        for f in (jaxgemm.dot_general, lax.dot_general)
+    )
+    expected = theirs(x, y)
+    for got in (ours(x, y), jax.jit(ours)(x, y), partial(ours, kernel="xla")(x, y)):
+        same(got, expected)
+    if jnp.issubdtype(expected.dtype, jnp.inexact):
+        # XLA converts operands to the result's type first, so the bound is that of rounding them.
+        error = abs(wide(expected) - wide(x) @ wide(y))
+        assert (error <= 2 * eps_of(expected) * (abs(wide(x)) @ abs(wide(y)))).all()
+    else:
+        np.testing.assert_array_equal(expected, (wide(x) @ wide(y)).astype(np.int64).astype(expected.dtype))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_vmap(pair, rng):
+    x, y = random(rng, (3, 5, 16), pair[0]), random(rng, (16, 3, 6), pair[1])
+    for axes, args in (((0, 1), (x, y)), ((0, None), (x, y[:, 0])), ((None, 1), (x[0], y))):
+        got, expected = (
+            jax.vmap(partial(f, dimension_numbers=MATMUL), axes)(*args) for f in (jaxgemm.dot_general, lax.dot_general)
+        )
+        if eps_of(jnp.ones(()), *args) < 1e-2:
+            near(got, expected, 16 * eps_of(got, jnp.ones((), jnp.float32)))
+        else:
+            same(got, expected)
+
+
+@pytest.mark.parametrize("preferred", [None, "float32"])
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair != ("int8", "uint8")], ids="-".join)
+def test_derivatives(pair, preferred, rng):
+    x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+    if pair == ("complex64", "float32") and preferred:
+        preferred = "complex128"
+    inexact = [i for i, v in enumerate((x, y)) if jnp.issubdtype(v.dtype, jnp.inexact)]
+
+    def derivatives(dot_general):
+        def product(*given):
+            operands = [x, y]
+            for i, value in zip(inexact, given, strict=True):
+                operands[i] = value
+            return dot_general(*operands, MATMUL, preferred_element_type=preferred)
+
+        def loss(*given):
+            return jnp.sum(jnp.real(product(*given)).astype(jnp.float32))
+
+        args = [(x, y)[i] for i in inexact]
+        return jax.grad(loss, tuple(range(len(args))))(*args), jax.jvp(product, args, args)
+
+    ours, theirs = derivatives(jaxgemm.dot_general), derivatives(lax.dot_general)
+    near(ours, theirs, 4 * eps_of(x, y, *jax.tree.leaves(theirs)))
+
+
+@pytest.mark.parametrize("pair", APART, ids="-".join)
+def test_a_kernel_by_name_refuses_what_jnp_does_not_promote(pair, rng):
+    x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+    for how in ({"kernel": "host"}, {"batch_invariant": True}):
+        with pytest.raises(jaxgemm.UnsupportedError, match=f"got {pair[0]} x {pair[1]}") as error:
+            jaxgemm.dot_general(x, y, MATMUL, **how)
+        assert "it supports float32 x float32 -> float32" in str(error.value)
+    for function in (jaxgemm.matmul, jaxgemm.gemm, jnp.matmul):
+        with pytest.raises(jax.dtypes.TypePromotionError):
+            function(x, y)
+
+
+@pytest.mark.parametrize("preferred", [None, "float32", "float64"])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("int8", "float32"),
+        ("float16", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("float64", "float32"),
+    ],
+    ids="-".join,
+)
+def test_a_kernel_by_name_has_them_in_one_type(pair, preferred, rng):
+    """Of both operands' values, not of what is left of them in the other's type."""
+    x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+    if (preferred, pair[0]) == ("float32", "float64"):
+        preferred = None
+    expected = lax.dot_general(x, y, MATMUL, preferred_element_type=preferred)
+    for how in ({"kernel": "host"}, {"batch_invariant": True}):
+        got = jaxgemm.dot_general(x, y, MATMUL, preferred_element_type=preferred, **how)
+        assert got.dtype == expected.dtype
+        exact = wide(x) @ wide(y)
+        sums = 32 * min(eps_of(got), eps_of(jnp.float32(0)))
+        assert (abs(wide(got) - exact) <= eps_of(got) * abs(exact) + sums * (abs(wide(x)) @ abs(wide(y)))).all()
+
+
+def test_integers_that_the_other_type_cannot_hold():
+    x, y = jnp.full((2, 2), 100003, jnp.int32), jnp.ones((2, 2), jnp.bfloat16)
+    for kernel in ("auto", "host"):
+        got = jaxgemm.dot_general(x, y, MATMUL, preferred_element_type=jnp.float32, kernel=kernel)
+        np.testing.assert_array_equal(got, jnp.full((2, 2), 200006.0))
+
+
+def test_types_that_lax_refuses():
+    """With lax's own error."""
+    x, y = jnp.ones((2, 2), jnp.complex64), jnp.ones((2, 2), jnp.float32)
+    errors = []
+    for function in (jaxgemm.dot_general, lax.dot_general):
+        with pytest.raises(TypeError) as error:
+            function(x, y, MATMUL, preferred_element_type="bfloat16")
+        errors.append(str(error.value).splitlines()[0])
+    assert errors[0] == errors[1]
+
+
+def as_they_are(*values, **_):
+    return list(values[0]) if isinstance(values[0], tuple) else list(values)
+
+
+@pytest.mark.parametrize("pair", [*APART, ("bfloat16", "float32")], ids="-".join)
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_layers_pass_them_on(pair, activation, rng):
+    x, w = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+    out = lax.dot_general(x, w, MATMUL)
+    bias = random(rng, (6,), out.dtype)
+    follow = (lambda v: v) if activation is None else jax.nn.gelu
+    variables = {"params": {"kernel": w, "bias": bias}}
+    for name, args in (("Dense", (6,)), ("DenseGeneral", (6,))):
+        ours = getattr(our_linen, name)(*args, promote_dtype=as_they_are, activation=activation)
+        theirs = getattr(nn, name)(*args, promote_dtype=as_they_are)
+        near(ours.apply(variables, x), follow(theirs.apply(variables, x)), 2 * eps_of(out))
+    for name, args in (("Linear", (16, 6)), ("LinearGeneral", (16, 6))):
+        theirs = getattr(nnx, name)(*args, promote_dtype=as_they_are, rngs=nnx.Rngs(0))
+        ours = getattr(our_nnx, name)(*args, promote_dtype=as_they_are, activation=activation, rngs=nnx.Rngs(0))
+        for layer in (ours, theirs):
+            layer.kernel, layer.bias = nnx.Param(w), nnx.Param(bias)
+        near(ours(x), follow(theirs(x)), 2 * eps_of(out))
+    if pair in APART:
+        named = our_linen.Dense(6, promote_dtype=as_they_are, kernel="host")
+        with pytest.raises(jaxgemm.UnsupportedError, match=f"got {pair[0]} x {pair[1]}"):
+            named.apply(variables, x)
+
+
+def test_einsum_layers_promote_as_einsum_does(rng):
+    for pair in (("bfloat16", "float32"), ("float16", "bfloat16"), ("int8", "bfloat16")):
+        x, w = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+        layers = [m.Einsum((16, 6), "ab,bc->ac", False, promote_dtype=as_they_are) for m in (our_linen, nn)]
+        got, expected = (layer.apply({"params": {"kernel": w}}, x) for layer in layers)
+        near(got, expected, 2 * eps_of(expected))
+    for pair in APART:
+        x, w = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+        for layer in layers:
+            with pytest.raises(jax.dtypes.TypePromotionError):
+                layer.apply({"params": {"kernel": w}}, x)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_override_leaves_them(pair, rng):
+    x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+
+    def function(x, y):
+        return lax.dot_general(x, y, MATMUL)
+
+    for kernel in ("auto", "host"):
+        routed = jaxgemm.override(function, kernel=kernel)
+        same(routed(x, y), function(x, y))
+        (left,) = jaxgemm.explain(routed, x, y).left
+        assert left.why == f"no kernel multiplies {pair[0]} by {pair[1]}"
+
+
+@pytest.mark.parametrize("dtype", [E4, E5])
+def test_sums_of_8_bit_floats(dtype, rng):
+    """They are in fp32 for whatever is wider than the operands."""
+    x, y, bias = random(rng, (5, 64), dtype), random(rng, (64, 6), dtype), random(rng, (6,), "float32")
+    got = jaxgemm.gemm(x, y, bias=bias, alpha=0.5, out_dtype=jnp.float32)
+    np.testing.assert_allclose(got, 0.5 * (wide(x) @ wide(y)) + wide(bias), rtol=1e-5, atol=1e-4)
+    same(jaxgemm.gemm(x, y), x @ y)
+
+
+def test_explain_says_whose_they_are():
+    x, y = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16), jax.ShapeDtypeStruct((512, 512), jnp.int8)
+    for platform in ("cpu", "cuda"):
+        explained = jaxgemm.explain(partial(jaxgemm.dot_general, dimension_numbers=MATMUL), x, y, platform=platform)
+        (product,) = explained.products
+        assert product.kernel == "xla"
+        assert "bfloat16[512,512] x int8[512,512] -> bfloat16" in str(explained)

@@ -1,0 +1,229 @@
+"""Results of types that sums are not kept in: wider ones, which only XLA computes, narrower ones, and booleans."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from meshes import mesh
+
+import jaxgemm
+from jaxgemm.flax import nnx as our_nnx
+
+MATMUL = (((1,), (0,)), ((), ()))
+
+#: Operand, result, what sums are kept in.
+WIDER = (
+    ("float32", "float64", "float32"),
+    ("bfloat16", "float64", "float32"),
+    ("float16", "float64", "float32"),
+    ("int8", "int64", "int32"),
+    ("uint8", "int64", "int32"),
+    ("uint8", "uint64", "int32"),
+    ("int8", "float32", "int32"),
+    ("uint8", "float32", "int32"),
+    ("uint8", "float64", "int32"),
+)
+#: Operand, result: what one rounding, or wrapping, makes of the sums.
+NARROWER = (
+    ("float64", "float32"),
+    ("float32", "bfloat16"),
+    ("float32", "float16"),
+    ("bfloat16", "float16"),
+    ("int8", "int8"),
+    ("int8", "int16"),
+    ("uint8", "uint32"),
+)
+
+
+def operands(dtype, rng):
+    """Sums that wrap in int32, or that float32 rounds."""
+    if jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
+        info = jnp.iinfo(dtype)
+        extreme = np.full((2, 140001), info.min or info.max)
+        return jnp.asarray(extreme, dtype), jnp.asarray(extreme.T, dtype)
+    return tuple(jnp.asarray(1 + rng.standard_normal(s) / 64, dtype) for s in ((4, 70), (70, 3)))
+
+
+def exact(x, y):
+    kind = np.int64 if jnp.issubdtype(x.dtype, jnp.integer) else np.float64
+    return np.asarray(x).astype(kind) @ np.asarray(y).astype(kind)
+
+
+def check(got, expected):
+    """Equal if integers, else within the result's own rounding of a few sums."""
+    if jnp.issubdtype(got.dtype, jnp.integer):
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=1e-13 if got.dtype == np.float64 else 1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "out", "sums"), WIDER)
+def test_wider_by_name_is_refused(dtype, out, sums, rng):
+    x, y = operands(dtype, rng)
+    calls = [
+        partial(jaxgemm.matmul, x, y, preferred_element_type=out),
+        partial(jaxgemm.dot_general, x, y, MATMUL, preferred_element_type=out),
+    ]
+    if np.dtype(out).kind in "iu" or jnp.issubdtype(x.dtype, jnp.floating):
+        calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out))
+        calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, bias=jnp.zeros(y.shape[1], out), alpha=2.0))
+        calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, alpha=jnp.ones((), out)))
+    why = f"got {dtype} x {dtype} -> {out}; it supports .*; kernels sum these in {sums}, and {out} holds what that does"
+    for call in calls:
+        for kernel in ("host", "sm90"):
+            with pytest.raises(jaxgemm.UnsupportedError, match=why if kernel == "host" else kernel):
+                call(kernel=kernel)
+        with pytest.raises(jaxgemm.UnsupportedError, match=f"kernels sum these in {sums}"):
+            call(batch_invariant=True)
+
+
+@pytest.mark.parametrize(("dtype", "out"), [row[:2] for row in WIDER])
+@pytest.mark.parametrize("kernel", ["auto", "xla"])
+def test_wider_is_xla_s(dtype, out, kernel, rng):
+    x, y = operands(dtype, rng)
+    expected = lax.dot_general(x, y, MATMUL, preferred_element_type=out)
+    check(expected, exact(x, y))
+    for function in (jaxgemm.matmul, partial(jaxgemm.dot_general, dimension_numbers=MATMUL)):
+        got = function(x, y, preferred_element_type=out, kernel=kernel)
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+    if np.dtype(out).kind not in "iu" and not jnp.issubdtype(x.dtype, jnp.floating):
+        return
+    # What follows is in the result's type, not in that of sums.
+    bias, c = (jnp.asarray(rng.integers(0, 9, s), out) for s in ((y.shape[1],), expected.shape))
+    gemm = partial(jaxgemm.gemm, x, y, out_dtype=out, kernel=kernel)
+    check(gemm(bias=bias), exact(x, y) + np.asarray(bias))
+    check(gemm(c=c, alpha=2.0, beta=3.0), 2 * exact(x, y) + 3 * np.asarray(c))
+    check(gemm(alpha=jnp.asarray(2, out), bias=bias), 2 * exact(x, y) + np.asarray(bias))
+    batched = jax.vmap(lambda bias: gemm(bias=bias))(bias[None])
+    check(batched[0], exact(x, y) + np.asarray(bias))
+
+
+def test_wider_in_other_products(rng):
+    x, w = operands("float32", rng)
+    gated = partial(jaxgemm.gated_gemm, x, w, w, out_dtype=jnp.float64)
+    product = exact(x, w)
+    np.testing.assert_allclose(gated(), product / (1 + np.exp(-product)) * product, rtol=1e-13)
+    layer = partial(our_nnx.Linear, 70, 3, preferred_element_type=jnp.float64, rngs=nnx.Rngs(0))
+    plain = nnx.Linear(70, 3, preferred_element_type=jnp.float64, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(layer()(x), plain(x), rtol=1e-13)
+    gather = partial(jaxgemm.all_gather_matmul, axis_name="t", preferred_element_type=jnp.float64)
+
+    def gathered(**how):
+        return jax.shard_map(partial(gather, **how), mesh=mesh((2,), ("t",)), in_specs=(P("t"), P()), out_specs=P("t"))
+
+    np.testing.assert_allclose(gathered()(x, w)[: len(x)], product, rtol=1e-13)
+    for call in (
+        lambda: gated(kernel="host"),
+        lambda: layer(kernel="host")(x),
+        lambda: gathered(kernel="host")(x, w),
+    ):
+        with pytest.raises(jaxgemm.UnsupportedError, match="kernels sum these in float32"):
+            call()
+
+    def function(x, w):
+        return jnp.matmul(x, w, preferred_element_type=jnp.float64)
+
+    for kernel in ("auto", "host"):
+        routed = jaxgemm.override(function, kernel=kernel)
+        np.testing.assert_array_equal(routed(x, w), function(x, w))
+    (left,) = jaxgemm.explain(routed, x, w).left
+    assert "kernels sum these in float32" in left.why
+
+
+def test_wider_derivatives(rng):
+    x, w = operands("float32", rng)
+
+    def gradients(matmul):
+        def loss(x, w):
+            return jnp.sum(jnp.sin(matmul(x, w, preferred_element_type=jnp.float64)))
+
+        return jax.grad(loss, (0, 1))(x, w)
+
+    for got, expected in zip(gradients(jaxgemm.matmul), gradients(jnp.matmul), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "out"), NARROWER)
+def test_narrower_by_name_is_rounded_once(dtype, out, rng):
+    x, y = operands(dtype, rng)
+    got = jaxgemm.matmul(x, y, preferred_element_type=out, kernel="host")
+    assert got.dtype == jnp.dtype(out)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        np.testing.assert_array_equal(got, exact(x, y).astype(out))
+    else:
+        rounding = float(jnp.finfo(out).eps) / 2
+        sums = 70 * float(jnp.finfo("float64" if out == "float32" else "float32").eps)
+        np.testing.assert_allclose(np.asarray(got, np.float64), exact(x, y), rtol=rounding + sums)
+
+
+# --- Booleans -------------------------------------------------------------------------------------------------
+
+
+def booleans(rng, *shape):
+    return jnp.asarray(rng.random(shape) < 0.2)
+
+
+SHAPES = (
+    ((5, 7), (7, 6)),
+    ((7,), (7, 6)),
+    ((5, 7), (7,)),
+    ((7,), (7,)),
+    ((3, 5, 7), (7, 6)),
+    ((2, 1, 5, 7), (3, 7, 6)),
+    ((5, 0), (0, 6)),
+)
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_a_product_of_booleans(shapes, rng):
+    """Whether any pair is true."""
+    a, b = (booleans(rng, *shape) for shape in shapes)
+    expected = np.matmul(np.asarray(a, np.int64), np.asarray(b, np.int64)) > 0
+    for function in (jnp.matmul, jaxgemm.matmul, jax.jit(jaxgemm.matmul), partial(jaxgemm.matmul, kernel="xla")):
+        got = function(a, b)
+        assert got.dtype == jnp.bool_
+        np.testing.assert_array_equal(got, expected)
+    if a.ndim > 1 and b.ndim > 1:
+        np.testing.assert_array_equal(jaxgemm.gemm(a, b), expected, strict=True)
+        turned = jaxgemm.gemm(a.mT, b.mT, transpose_a=True, transpose_b=True, out_dtype=bool)
+        np.testing.assert_array_equal(turned, expected, strict=True)
+
+
+def test_booleans_elsewhere(rng):
+    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), jnp.asarray(rng.standard_normal((7, 6)))
+    counts = np.asarray(a, np.int64) @ np.asarray(b, np.int64)
+    np.testing.assert_array_equal(jaxgemm.dot_general(a, b, MATMUL), counts > 0, strict=True)
+    for out in ("int32", "float32"):
+        got = jaxgemm.matmul(a, b, preferred_element_type=out)
+        np.testing.assert_array_equal(got, jnp.matmul(a, b, preferred_element_type=out), strict=True)
+        np.testing.assert_array_equal(got, counts)
+    np.testing.assert_allclose(jaxgemm.matmul(a, x), np.asarray(a, np.float64) @ np.asarray(x), rtol=1e-13)
+    np.testing.assert_allclose(jaxgemm.gemm(a, x, kernel="host"), np.asarray(a, np.float64) @ np.asarray(x), rtol=1e-13)
+    batched = jax.vmap(jaxgemm.gemm, (0, None))(jnp.stack([a, ~a]), b)
+    np.testing.assert_array_equal(batched, [counts > 0, np.asarray(~a, np.int64) @ np.asarray(b, np.int64) > 0])
+
+
+def test_booleans_in_a_program_that_is_differentiated(rng):
+    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), jnp.asarray(rng.standard_normal((5, 6)))
+
+    def loss(product, a, x):
+        return jnp.sum(jnp.where(product(a > 0, b), x, 0.0))
+
+    numbers = a.astype(jnp.float32)
+    got, expected = (jax.grad(partial(loss, f), (0, 1))(numbers, x) for f in (jaxgemm.gemm, jnp.matmul))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+@pytest.mark.parametrize("how", [{"kernel": "host"}, {"batch_invariant": True}])
+def test_no_kernel_multiplies_booleans(how):
+    a = jnp.ones((4, 4), bool)
+    for function in (jaxgemm.matmul, jaxgemm.gemm, partial(jaxgemm.dot_general, dimension_numbers=MATMUL)):
+        with pytest.raises(jaxgemm.UnsupportedError, match="got bool x bool -> bool"):
+            function(a, a, **how)

@@ -1,4 +1,4 @@
-"""What the first product of a process costs beside its later ones: loading a kernel's code, which fat binaries compress.
+"""What a process's first product costs beside its later ones: loading the kernel's code, which fat binaries compress.
 
 Each run is a process of its own: JAX and the GPU are warm, the program is compiled, and then it runs twice. The first
 run less the second is what loading took. Several builds are compared in turn, so that all see the same machine:

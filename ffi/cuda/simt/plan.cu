@@ -28,9 +28,10 @@ constexpr double kBlockOverhead = 700;   // clocks: start, the first copies' lat
 constexpr double kWait = 2000;           // clocks: for copies that start too late, of a two-stage pipeline
 constexpr double kFirstCopies = 12;      // clocks per instruction of a warp's copies before its first FMA
 constexpr double kMixedParts = 1.3;      // parts of tiles take longer beside whole tiles than alone: measured
-constexpr double kStore = 12;         // slots for 32 results, V of a row at a time
-constexpr double kStoreOne = 110;     // slots for 32 results one at a time, as rows that begin anywhere are stored
-constexpr double kApart = 0.03;          // blocks at different k share nothing in the L1
+constexpr double kStore = 12;            // slots for 32 results, V of a row at a time
+constexpr double kStoreOne =
+    110;                         // slots for 32 results one at a time, as rows that begin anywhere are stored
+constexpr double kApart = 0.03;  // blocks at different k share nothing in the L1
 constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
 constexpr double kL2Bytes = 40e6;         // operands that it holds beside what else is there
 constexpr double kRepackOverhead = 5000;  // clocks: a kernel before this one

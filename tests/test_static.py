@@ -1,12 +1,17 @@
-"""The compiled CUDA kernels, read without a GPU: no spills, and the instructions that make each family what it is.
+"""The compiled CUDA kernels, read without a GPU: no spills, the instructions that make each family what it is, and how
+much there is of them.
 
-A kernel that lost its 128-bit loads or its tensor cores still computes the right result, so no other test sees it.
+A kernel that lost its 128-bit loads or its tensor cores still computes the right result, so no other test sees it. Nor
+does any see that a tile or a type came to multiply the kernels that are built.
 """
 
+import collections
+import io
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +20,16 @@ import pytest
 import jaxgemm
 from jaxgemm._runtime import LIBRARY as LIBRARY_NAME
 from jaxgemm._runtime import ffi
+from jaxgemm.kernels import find_kernel
 
 LIBRARY = Path(ffi.__file__).with_name(LIBRARY_NAME)
+
+#: Kernels at most: of a family, those that copy or add for it included, for each chip, and of all for all chips.
+KERNELS = {"sm90": 330, "direct": 110, "simt": 90}
+ALL_KERNELS = 1090
+#: Bytes at most: of the library as it is installed, and of all that is installed as a wheel compresses it.
+LIBRARY_BYTES = 15_000_000
+WHEEL_BYTES = 15_000_000
 
 #: Element types as they are numbered in ffi/problem.h.
 TYPES = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5}
@@ -62,9 +75,6 @@ HELPERS = ("reduce", "repack")
 
 #: A line of a disassembly: the name of the instruction, behind its predicate.
 INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)")
-
-#: What sm90's functions do with results, in the order of their numbers in the names.
-FINISHES = ("kPlain", "kRows", "kActivated", "kActivatedRows", "kFull")
 
 #: Functions disassembled for each entry above; disassembling all of them takes minutes.
 SAMPLE = 2
@@ -186,17 +196,12 @@ def has(function, instruction):
     return False
 
 
-if not ffi.cuda_architectures():
-    pytest.skip("this build has no CUDA kernels to read", allow_module_level=True)
-if _tool("cuobjdump") is None or _tool("nvdisasm") is None:
-    pytest.skip(
-        "cuobjdump and nvdisasm are not there: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",
-        allow_module_level=True,
-    )
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
+    if not ffi.cuda_architectures():
+        pytest.skip("this build has no CUDA kernels to read")
+    if _tool("cuobjdump") is None or _tool("nvdisasm") is None:
+        pytest.skip("cuobjdump and nvdisasm are not there: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
     return functions(LIBRARY, tmp_path_factory.mktemp("cubins"))
 
 
@@ -266,30 +271,30 @@ def test_every_built_row_says_what_it_must_show(compiled):
                 assert any(f.belongs(row.name) and f.operand(dtype) for f in compiled), f"{row.name}, {dtype}"
 
 
-def large_tiles(compiled, finish):
-    """sm90's functions of 128 x 128 and 128 x 256 that finish so; skips where there are none."""
-    found = [f for f in compiled if f.belongs("sm90") and f"6FinishE{FINISHES.index(finish)}E" in f.mangled]
-    found = [f for f in found if re.search(r"ELi128ELi(128|256)ELi2E.*5GatedE0E", f.mangled)]
-    if not found:
+@pytest.fixture(scope="module")
+def by_tile(compiled):
+    """One of sm90's functions for each of its tiles, and its instructions. Those of two weights have others."""
+    if not find_kernel("sm90").built:
         pytest.skip("this build has no such kernel")
-    return sample(found)
+    first = {}
+    for f in compiled:
+        if f.belongs("sm90") and (match := re.search(r"TileConfig(\w+?5GatedE0E\w+?)EEELNS", f.mangled)):
+            first.setdefault(match[1], f)
+    assert first
+    return [(f, schedule(f)) for f in first.values()]
 
 
-@pytest.mark.parametrize("finish", FINISHES)
-def test_products_of_a_step_are_in_flight_together(compiled, finish):
+def test_products_of_a_step_are_in_flight_together(by_tile):
     """Where anything else writes accumulators, the assembler has each product waited for, and only warns of it."""
-    for f in large_tiles(compiled, finish):
-        names = [x.name for x in schedule(f)]
-        products = sum(name.startswith("HGMMA.") for name in names)
-        waits = sum(name.startswith("WARPGROUP.DEPBAR") for name in names)
+    for f, code in by_tile:
+        products = sum(x.name.startswith("HGMMA.") for x in code)
+        waits = sum(x.name.startswith("WARPGROUP.DEPBAR") for x in code)
         assert 0 < waits <= products / 2, f"{f}: {products} products, {waits} waits"
 
 
-@pytest.mark.parametrize("finish", ["kActivated", "kActivatedRows", "kFull"])
-def test_a_bias_is_not_waited_for_before_the_products(compiled, finish):
+def test_a_bias_is_not_waited_for_before_the_products(by_tile):
     """Loads in front of a tile's main loop: who uses them there has the tensor cores wait for memory, tile by tile."""
-    for f in large_tiles(compiled, finish):
-        code = schedule(f)
+    for f, code in by_tile:
         products = next(i for i, x in enumerate(code) if x.name == "WARPGROUP.ARRIVE")
         loads = [i for i, x in enumerate(code[:products]) if x.name.startswith("LDG.")]
         assert loads, f"{f} loads no bias ahead"
@@ -297,3 +302,36 @@ def test_a_bias_is_not_waited_for_before_the_products(compiled, finish):
             early = [x for x in code[i + 1 : products] if x.waits >> code[i].announces & 1]
             assert code[i].announces < 7, f
             assert not early, f"{f}: {early[0].name} waits for {code[i].name}"
+
+
+@pytest.mark.parametrize("family", KERNELS)
+def test_how_many_kernels_a_family_has(compiled, family):
+    counts = collections.Counter(f.arch for f in compiled if family in f.names)
+    most, built = KERNELS[family], find_kernel(family).built
+    assert counts or not built, f"no compiled function lies in a namespace {family}"
+    assert max(counts.values(), default=0) <= most, f"{family} has {dict(counts)} kernels, at most {most} for a chip"
+
+
+def test_how_many_kernels_there_are(compiled):
+    counts = collections.Counter(f.arch for f in compiled)
+    assert len(compiled) <= ALL_KERNELS, f"{dict(counts)} are {len(compiled)} kernels, at most {ALL_KERNELS}"
+
+
+def test_how_large_the_library_is():
+    size = LIBRARY.stat().st_size
+    assert size <= LIBRARY_BYTES, f"{LIBRARY} has {size} bytes, at most {LIBRARY_BYTES}"
+
+
+def test_how_large_a_wheel_is():
+    """Of all that is installed here but metadata, compressed as wheels are, whether or not it came in one."""
+    installed = {path.name: path for path in (LIBRARY, Path(ffi.__file__))}
+    package = Path(jaxgemm.__file__).parent
+    for path in package.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
+            installed[str(path.relative_to(package))] = path
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, path in installed.items():
+            archive.write(path, f"jaxgemm/{name}")
+    size = len(wheel.getvalue())
+    assert size <= WHEEL_BYTES, f"a wheel of {len(installed)} files has {size} bytes, at most {WHEEL_BYTES}"

@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm import api
+from jaxgemm import api, symbolic
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
     device_count,
@@ -171,6 +171,8 @@ def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Deci
     names = (np.dtype(x.dtype).name,) * 2 + (np.dtype(params["preferred_element_type"]).name,)
     problem = Problem(
         m=prod(x.shape[:-1]),
+    if unknown := symbolic.choose(avals, kernel=params["kernel"]):
+        return Decision(unknown, None, None)
         n=n,
         k=k,
         batch=(1, 1),

@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgemm import dtypes, partition
+from jaxgemm import dtypes, partition, symbolic
 from jaxgemm._jax_private import (
     device_count,
     explicit_axes,
@@ -269,7 +269,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
     epilogue: Epilogue = params["epilogue"]
     kernel, derived = params["kernel"], not params["strict"]
     wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
-    wanted["batch_invariant"] = params["batch_invariant"]
+    wanted["batch_invariant"] = invariant
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
     forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
     if forms != [(epilogue.scaling(), accumulator)]:
@@ -283,6 +283,9 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
             choice = select(problem, device, **wanted)
         except UnsupportedError as error:
             refusal = refusal or error
+    invariant = params["batch_invariant"]
+    if unknown := symbolic.choose(avals, kernel=kernel, batch_invariant=invariant, derived=derived):
+        return Decision(unknown, None, None)
             continue
         # What `auto` leaves to XLA is left whole.
         if choice.kernel is not None or kernel == "auto":

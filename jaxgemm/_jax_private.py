@@ -41,6 +41,16 @@ def explicit_axes(mesh: Any) -> bool:
     return not mesh.empty and any(t == AxisType.Explicit for t in mesh.axis_types)
 
 
+def mapped_mesh_axes(axis_data: Any) -> tuple[str, ...] | None:
+    """The mesh axes along which the axis of a ``vmap`` is sharded, where shardings are types; None: it is whole.
+
+    Stands in for: a public view of the axis that rules in ``jax.interpreters.batching.fancy_primitive_batchers``
+    are given.
+    """
+    axes: tuple[str, ...] | None = axis_data.explicit_mesh_axis
+    return axes
+
+
 def varying_axes(x: Any) -> frozenset[str]:
     """The mesh axes of the ``shard_map``s around us along which ``x`` differs; empty where they are not checked.
 

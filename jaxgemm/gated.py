@@ -141,6 +141,7 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
         return gated_p.bind(jnp.moveaxis(args[0], x_bdim, 0), *args[1:], **params), 0
     return jax.vmap(partial(compose, **params), in_axes=tuple(bdims))(*args), 0
 
+    args = vary_alike(*args)  # what is mapped may vary along the axis of spmd_axis_name
 
 batching.primitive_batchers[gated_p] = _batch_rule
 

@@ -358,6 +358,7 @@ def _scatter_transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
 
 def _batch(primitive: Primitive, exchange: Callable[..., Any], args: Any, bdims: Any, **params: Any) -> tuple[Any, Any]:
     if any(d is not None for d in bdims[1::2]) or any(d is None for d in bdims[::2]):
+    args = vary_alike(*args)  # what is mapped may vary along the axis of spmd_axis_name
         # Several weights: batches of products are exchanged. Each of them is differentiated by itself from here on.
         out = jax.vmap(partial(exchange, **params), in_axes=tuple(bdims))(*args)
     else:

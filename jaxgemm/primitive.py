@@ -27,6 +27,7 @@ from jaxgemm._jax_private import (
     is_partitioned,
     is_partly_manual,
     needs_devices_while_lowering,
+    mapped_mesh_axes,
 )
 from jaxgemm._runtime import TARGET
 from jaxgemm.epilogue import Epilogue, apply, composed_type
@@ -61,7 +62,7 @@ def _free(rank: int, contract: tuple[int, ...], batch: tuple[int, ...]) -> tuple
 
 
 def _batched(
-    params: dict[str, Any], lhs: Any, rhs: Any, lhs_bdim: int | None, rhs_bdim: int | None
+    axis_data: Any, params: dict[str, Any], lhs: Any, rhs: Any, lhs_bdim: int | None, rhs_bdim: int | None
 ) -> tuple[dict[str, Any], int]:
     """Parameters with the new axis, and where that axis comes out."""
 
@@ -79,18 +80,22 @@ def _batched(
         out_bdim = np.ndim(lhs) - len(lc) + _free(np.ndim(rhs), rc, rb).index(rhs_bdim)
     out_sharding = params["out_sharding"]
     if out_sharding is not None:
-        spec = [*out_sharding.spec]
-        spec.insert(out_bdim, None)
-        out_sharding = NamedSharding(out_sharding.mesh, PartitionSpec(*spec))
+        spec, rank = out_sharding.spec, np.ndim(lhs) + np.ndim(rhs) - 2 * len(lc) - len(lb)
+        axes = [*spec.partitions, *[None] * (rank - 1 - len(spec.partitions))]  # of the last it may say nothing
+        axes.insert(out_bdim, mapped_mesh_axes(axis_data))
+        batched = PartitionSpec(*axes, unreduced=spec.unreduced, reduced=spec.reduced)
+        out_sharding = NamedSharding(out_sharding.mesh, batched)
     return dict(params, dimension_numbers=((lc, rc), (lb, rb)), out_sharding=out_sharding), out_bdim
 
 
-def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
-    lhs, rhs, *extra = args
+def _batch_rule(axis_data: Any, args: Any, bdims: Any, **params: Any) -> tuple[Any, int | None]:
+    if all(d is None for d in bdims):
+        return gemm_p.bind(*args, **params), None
+    lhs, rhs, *extra = args = partition.vary_alike(*args)  # what is mapped may vary along the axis of spmd_axis_name
     lhs_bdim, rhs_bdim, *extra_bdims = bdims
     epilogue: Epilogue = params["epilogue"]
     if epilogue.is_scaling:
-        params, out_bdim = _batched(params, lhs, rhs, lhs_bdim, rhs_bdim)
+        params, out_bdim = _batched(axis_data, params, lhs, rhs, lhs_bdim, rhs_bdim)
         return gemm_p.bind(lhs, rhs, **params), out_bdim
     # Put the new axis first everywhere, so that c and bias line up with the result. A bias that varies along it
     # is not one that a kernel adds, so then the epilogue is composed.
@@ -104,13 +109,13 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     if lhs_bdim is None and rhs_bdim is None:
         z, z_bdim = gemm_p.bind(lhs, rhs, **product), None
     elif bias_bdim is None and (lhs_bdim is not None):
-        params, out_bdim = _batched(params, lhs, rhs, lhs_bdim, rhs_bdim)
+        params, out_bdim = _batched(axis_data, params, lhs, rhs, lhs_bdim, rhs_bdim)
         if c is not None:
             c = _at_axis(c, c_bdim, out_bdim, size)
         operands = [x for x in (c, bias) if x is not None]
         return gemm_p.bind(lhs, rhs, *operands, **params), out_bdim
     else:
-        z, z_bdim = _batch_rule((lhs, rhs), (lhs_bdim, rhs_bdim), **product)
+        z, z_bdim = _batch_rule(axis_data, (lhs, rhs), (lhs_bdim, rhs_bdim), **product)
     z = z[None] if z_bdim is None else jnp.moveaxis(z, z_bdim, 0)
     if c is not None:
         c = c[None] if c_bdim is None else jnp.moveaxis(c, c_bdim, 0)
@@ -128,7 +133,7 @@ def _at_axis(x: jax.Array, bdim: int | None, axis: int, size: int) -> jax.Array:
     return jnp.broadcast_to(jnp.expand_dims(x, axis), shape)
 
 
-batching.primitive_batchers[gemm_p] = _batch_rule
+batching.fancy_primitive_batchers[gemm_p] = _batch_rule  # the kind that is told of the axis
 
 
 # --- Differentiation ------------------------------------------------------------------------------------------

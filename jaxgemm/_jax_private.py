@@ -6,10 +6,11 @@ Seen on jax 0.10.2 and 0.11.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
-from jax._src import dispatch
+from jax._src import checkify, dispatch
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.extend.core import Primitive
 from jax.sharding import AxisType
@@ -39,6 +40,14 @@ def explicit_axes(mesh: Any) -> bool:
     Stands in for: ``AbstractMesh`` has the public ``axis_types``; an empty mesh has none to ask.
     """
     return not mesh.empty and any(t == AxisType.Explicit for t in mesh.axis_types)
+
+
+def check_for_nans(primitive: Primitive) -> None:
+    """Have ``jax.experimental.checkify`` look for NaN in what ``primitive`` gives, where it is asked to.
+
+    Stands in for: nothing public. ``checkify`` passes over primitives that it does not know.
+    """
+    checkify.error_checks[primitive] = partial(checkify.nan_error_check, primitive)
 
 
 def mapped_mesh_axes(axis_data: Any) -> tuple[str, ...] | None:

@@ -23,6 +23,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxgemm import api, symbolic
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
+    check_for_nans,
     device_count,
     explicit_axes,
     is_partitioned,
@@ -39,6 +40,7 @@ from jaxgemm.select import Choice, select_gated
 
 gated_p = Primitive("jaxgemm_gated")
 gated_p.def_impl(partial(xla.apply_primitive, gated_p))
+check_for_nans(gated_p)
 
 # Operands are x (..., k), w_gate (k, n), w_up (k, n); parameters:
 #   activation                 a name, or None

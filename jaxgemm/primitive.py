@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm import dtypes, partition, symbolic
 from jaxgemm._jax_private import (
+    check_for_nans,
     device_count,
     explicit_axes,
     is_partitioned,
@@ -38,6 +39,7 @@ from jaxgemm.transposes import lowered_order, read_through
 
 gemm_p = Primitive("jaxgemm_gemm")
 gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
+check_for_nans(gemm_p)
 
 # Rules take and pass on the same parameters:
 #   DOT_PARAMS                                                             as dot_general_p has them

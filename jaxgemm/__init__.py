@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from jaxgemm import checkpoint_policies
+from jaxgemm import taylor as _taylor  # noqa: F401  (importing it is what tells jet of the products)
 from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.gated import gated_gemm

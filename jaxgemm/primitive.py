@@ -27,8 +27,8 @@ from jaxgemm._jax_private import (
     explicit_axes,
     is_partitioned,
     is_partly_manual,
-    needs_devices_while_lowering,
     mapped_mesh_axes,
+    needs_devices_while_lowering,
 )
 from jaxgemm._runtime import TARGET
 from jaxgemm.epilogue import Epilogue, apply, composed_type
@@ -150,7 +150,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         out_dtype = np.dtype(params["preferred_element_type"])
         activation = Epilogue(activation=epilogue.activation)
         z, dz = _jvp_rule(primals, tangents, **dict(params, epilogue=epilogue.linear()))
-        function = partial(_activate, activation, out_dtype)
+        function = partial(activate, activation, out_dtype)
         if type(dz) is ad.Zero:
             out = function(z)
             return out, ad.Zero(jax.typeof(out).to_tangent_aval())
@@ -164,6 +164,23 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         terms.append(gemm_p.bind(dlhs, rhs, **product))
     if type(drhs) is not ad.Zero:
         terms.append(gemm_p.bind(lhs, drhs, **product))
+    terms += addends(epilogue, dextra, out)
+    if not terms:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    tangent = terms[0]
+    for term in terms[1:]:
+        tangent = ad.add_tangents(tangent, term)
+    return out, tangent
+
+
+def activate(activation: Epilogue, out_dtype: np.dtype, z: jax.Array) -> jax.Array:
+    """An epilogue that is an activation alone."""
+    return apply(activation, z, None, None, out_dtype)
+
+
+def addends(epilogue: Epilogue, dextra: Sequence[Any], out: jax.Array) -> list[jax.Array]:
+    """What the tangents of c and bias, as far as they are there and not zero, add to that of the result ``out``."""
+    terms = []
     dc, dbias = epilogue.split(tuple(dextra))
     if dc is not None and type(dc) is not ad.Zero:
         dc = lax.convert_element_type(dc, out.dtype)
@@ -173,16 +190,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         sharding = jax.typeof(out).sharding
         sharding = sharding if explicit_axes(sharding.mesh) else None
         terms.append(lax.broadcast_in_dim(dbias, out.shape, (out.ndim - 1,), out_sharding=sharding))
-    if not terms:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    tangent = terms[0]
-    for term in terms[1:]:
-        tangent = ad.add_tangents(tangent, term)
-    return out, tangent
-
-
-def _activate(activation: Epilogue, out_dtype: np.dtype, z: jax.Array) -> jax.Array:
-    return apply(activation, z, None, None, out_dtype)
+    return terms
 
 
 ad.primitive_jvps[gemm_p] = _jvp_rule
@@ -275,6 +283,9 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
     accumulator = dtypes.accumulator(np.dtype(lhs.dtype))
     epilogue: Epilogue = params["epilogue"]
     kernel, derived = params["kernel"], not params["strict"]
+    invariant = params["batch_invariant"]
+    if unknown := symbolic.choose(avals, kernel=kernel, batch_invariant=invariant, derived=derived):
+        return Decision(unknown, None, None)
     wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
     wanted["batch_invariant"] = invariant
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
@@ -290,9 +301,6 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
             choice = select(problem, device, **wanted)
         except UnsupportedError as error:
             refusal = refusal or error
-    invariant = params["batch_invariant"]
-    if unknown := symbolic.choose(avals, kernel=kernel, batch_invariant=invariant, derived=derived):
-        return Decision(unknown, None, None)
             continue
         # What `auto` leaves to XLA is left whole.
         if choice.kernel is not None or kernel == "auto":

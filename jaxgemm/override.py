@@ -20,7 +20,7 @@ from jax import lax
 from jax.extend import linear_util
 from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params, primitives
 
-from jaxgemm import dtypes
+from jaxgemm import dtypes, nnx_state
 from jaxgemm import precision as prec
 from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
@@ -107,7 +107,8 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     by name, or the one that "auto" takes. Otherwise it stays XLA's, which may have an instruction for it.
 
     Each call traces ``function``, so put ``jax.jit`` around the result rather than inside. Of the arguments, JAX
-    arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is.
+    arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is. Objects of flax.nnx
+    among the arguments (models, optimizers, variables) are changed as ``function`` changes them.
 
     Args:
         function: any function of pytrees that JAX can trace. Without it, a decorator is returned.
@@ -132,7 +133,7 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     # The attributes are not copied: a callable may be an object with a large state.
     @functools.wraps(function, updated=())
     def routed(*args: Any, **kwargs: Any) -> Any:
-        return _evaluate(function, routing, args, kwargs)
+        return _called(function, routing, args, kwargs)
 
     setattr(routed, _ATTRIBUTE, routing)
     return routed
@@ -145,6 +146,12 @@ def routing_of(function: Any) -> Routing | None:
     """The routing of a function that :func:`override` made, also if jit or grad is around it."""
     found = getattr(function, _ATTRIBUTE, None)
     return found if isinstance(found, Routing) else None
+
+
+def _called(function: Callable[..., Any], routing: Routing, args: Any, kwargs: Any) -> Any:
+    if not nnx_state.holds_state((args, kwargs)):
+        return _evaluate(function, routing, args, kwargs)
+    return nnx_state.carry(lambda pure, given: _evaluate(pure, routing, given, {}), function, args, kwargs)
 
 
 def _evaluate(function: Callable[..., Any], routing: Routing, args: Any, kwargs: Any) -> Any:

@@ -15,7 +15,8 @@ from jaxgemm import api, gated, roofline
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import default_platform, device_for
-from jaxgemm.override import Left, products_left, routing_of
+from jaxgemm.left import Left, products_left
+from jaxgemm.override import routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 from jaxgemm.problem import Axes
 from jaxgemm.transposes import read_through, traced_order

@@ -2,7 +2,9 @@
 
 from importlib.metadata import version as _version
 
+from jaxgemm import batching as _batching  # noqa: F401  (JAX has the rules in it once it is imported)
 from jaxgemm import checkpoint_policies
+from jaxgemm import taylor as _taylor  # noqa: F401  (as for batching)
 from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.gated import gated_gemm

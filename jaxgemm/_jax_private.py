@@ -5,12 +5,14 @@ Seen on jax 0.10.2 and 0.11.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
-from jax._src import dispatch
+from jax._src import checkify, dispatch
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
+from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.sharding import AxisType
 
@@ -39,6 +41,33 @@ def explicit_axes(mesh: Any) -> bool:
     Stands in for: ``AbstractMesh`` has the public ``axis_types``; an empty mesh has none to ask.
     """
     return not mesh.empty and any(t == AxisType.Explicit for t in mesh.axis_types)
+
+
+def check_for_nans(primitive: Primitive) -> None:
+    """Have ``jax.experimental.checkify`` look for NaN in what ``primitive`` gives, where it is asked to.
+
+    Stands in for: nothing public. ``checkify`` passes over primitives that it does not know.
+    """
+    checkify.error_checks[primitive] = partial(checkify.nan_error_check, primitive)
+
+
+def define_taylor_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Have ``jax.experimental.jet`` take ``primitive``; ``rule(primals, series, **params)`` gives a primal and terms.
+
+    Stands in for: nothing public. The table of rules is jet's own.
+    """
+    rules: dict[Primitive, Callable[..., Any]] = jet.jet_rules
+    rules[primitive] = rule
+
+
+def mapped_mesh_axes(axis_data: Any) -> tuple[str, ...] | None:
+    """The mesh axes along which the axis of a ``vmap`` is sharded, where shardings are types; None: it is whole.
+
+    Stands in for: a public view of the axis that rules in ``jax.interpreters.batching.fancy_primitive_batchers``
+    are given.
+    """
+    axes: tuple[str, ...] | None = axis_data.explicit_mesh_axis
+    return axes
 
 
 def varying_axes(x: Any) -> frozenset[str]:

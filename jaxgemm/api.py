@@ -291,7 +291,7 @@ class _Batch:
 
     def __init__(self, a: tuple[int, ...], b: tuple[int, ...]):
         try:
-            self.shape: tuple[int, ...] = np.broadcast_shapes(a, b)
+            self.shape: tuple[int, ...] = lax.broadcast_shapes(a, b)
         except ValueError:
             raise ValueError(f"batch dimensions do not broadcast: a has {a}, b has {b}") from None
         rank = len(self.shape)

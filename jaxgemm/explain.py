@@ -8,13 +8,15 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from jaxgemm import api, gated, roofline
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import default_platform, device_for
-from jaxgemm.override import Left, products_left, routing_of
+from jaxgemm.left import Left, products_left
+from jaxgemm.override import routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 from jaxgemm.problem import Axes
 from jaxgemm.transposes import read_through, traced_order
@@ -27,6 +29,7 @@ class Product:
 
     Attributes:
         operands: "float32[128,64] x float32[64,32]"; of a pair in one launch "... x (..., ...)".
+        result: element type of the product.
         decision: the kernel or XLA, and the strided problem.
         epilogue: what follows the product.
         precision: as asked for.
@@ -37,6 +40,7 @@ class Product:
     """
 
     operands: str
+    result: str
     decision: Decision
     epilogue: Epilogue
     precision: prec.Precision
@@ -53,14 +57,12 @@ class Product:
 
     def __str__(self) -> str:
         choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
-        assert problem is not None
-        batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
         times = "" if self.trips == 1 else f"  ({self.trips} times)"
-        lines = [
-            f"{self.operands} -> {problem.dtypes[2]}{times}",
-            f"  kernel     {self.kernel}: {choice.why}",
-            f"  problem    m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}",
-        ]
+        lines = [f"{self.operands} -> {self.result}{times}", f"  kernel     {self.kernel}: {choice.why}"]
+        if problem is not None:
+            batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
+            layout = f"layout {problem.layout}"
+            lines.append(f"  problem    m {problem.m}, n {problem.n}, k {problem.k}{batch}, {layout}")
         if self.gated:
             lines.append(f"  gated      {self.gated}")
         if self.padded:
@@ -68,6 +70,7 @@ class Product:
         if choice.kernel is None and self.epilogue != Epilogue():
             lines.append(f"  epilogue   {_epilogue(self.epilogue)}, written in jnp, which XLA may fuse")
         if choice.kernel is not None:
+            assert problem is not None
             options = dict(zip(choice.kernel.options, choice.config, strict=False))
             text = ", ".join(f"{name} {value}" for name, value in options.items()) or "the kernel's own"
             lines.append(f"  options    {text}")
@@ -200,7 +203,8 @@ def _product(
         )
     lhs, *rhs = [f"{v.dtype.name}[{','.join(map(str, v.shape))}]" for v in avals[: 3 if gated_pair else 2]]
     text = f"{lhs} x ({', '.join(rhs)})" if gated_pair else f"{lhs} x {rhs[0]}"
-    return Product(text, decision, params["epilogue"], params["precision"], floor, trips)
+    result = problem.dtypes[2] if problem is not None else np.dtype(params["preferred_element_type"]).name
+    return Product(text, result, decision, params["epilogue"], params["precision"], floor, trips)
 
 
 def _limits(platform: str) -> roofline.DeviceLimits | None:

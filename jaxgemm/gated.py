@@ -20,9 +20,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm import api
+from jaxgemm import api, symbolic
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
+    check_for_nans,
     device_count,
     explicit_axes,
     is_partitioned,
@@ -40,6 +41,7 @@ from jaxgemm.select import Choice, select_gated
 
 gated_p = Primitive("jaxgemm_gated")
 gated_p.def_impl(partial(xla.apply_primitive, gated_p))
+check_for_nans(gated_p)
 
 # Operands are x (..., k), w_gate (k, n), w_up (k, n); parameters:
 #   activation                 a name, or None
@@ -120,6 +122,11 @@ def _abstract_eval(x: Any, gate: Any, _up: Any, **params: Any) -> Any:
     )
 
 
+def product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: dict[str, Any]) -> jax.Array:
+    """One product of the pair, in this type."""
+    return api.bind(x, w, (), _dims(x), params["precision"], dtype, Epilogue(), params["kernel"], ())
+
+
 def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
     """The same of two products; ``narrow`` ones are in the result's type, whoever computes them.
 
@@ -129,16 +136,14 @@ def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = Fals
     out = params["preferred_element_type"]
     by_xla = params["kernel"] in ("auto", "xla")
     dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=by_xla)
-
-    def product(w: jax.Array) -> jax.Array:
-        return api.bind(x, w, (), _dims(x), params["precision"], dtype, Epilogue(), params["kernel"], ())
-
+    dot = partial(product, x, dtype=dtype, params=params)
     activation = Epilogue(activation=params["activation"])
-    return (apply(activation, product(gate), None, None, dtype) * product(up)).astype(out)
+    return (apply(activation, dot(gate), None, None, dtype) * dot(up)).astype(out)
 
 
 def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     x_bdim, *weights = bdims
+    args = vary_alike(*args)  # what is mapped may vary along the axis of spmd_axis_name
     if weights == [None, None]:
         return gated_p.bind(jnp.moveaxis(args[0], x_bdim, 0), *args[1:], **params), 0
     return jax.vmap(partial(compose, **params), in_axes=tuple(bdims))(*args), 0
@@ -168,6 +173,8 @@ def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Deci
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
     """
+    if unknown := symbolic.choose(avals, kernel=params["kernel"]):
+        return Decision(unknown, None, None)
     x, gate = avals[:2]
     k, n = gate.shape
     names = (np.dtype(x.dtype).name,) * 2 + (np.dtype(params["preferred_element_type"]).name,)

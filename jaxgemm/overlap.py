@@ -22,6 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
+from jaxgemm._jax_private import check_for_nans
 from jaxgemm.arguments import canonical_dtype
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import find_kernel
@@ -363,6 +364,7 @@ def _scatter_transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
 
 
 def _batch(primitive: Primitive, exchange: Callable[..., Any], args: Any, bdims: Any, **params: Any) -> tuple[Any, Any]:
+    args = vary_alike(*args)  # what is mapped may vary along the axis of spmd_axis_name
     if any(d is not None for d in bdims[1::2]) or any(d is None for d in bdims[::2]):
         # Several weights: batches of products are exchanged. Each of them is differentiated by itself from here on.
         out = jax.vmap(partial(exchange, **params), in_axes=tuple(bdims))(*args)
@@ -376,6 +378,7 @@ for _primitive, _exchange, _jvp, _transpose in (
     (gather_p, _gather, _gather_jvp, _gather_transpose),
     (scatter_p, _scatter, _scatter_jvp, _scatter_transpose),
 ):
+    check_for_nans(_primitive)
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
     batching.primitive_batchers[_primitive] = partial(_batch, _primitive, _exchange)

@@ -10,7 +10,7 @@ and an activation become the product's epilogue, the products of a gated layer o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 import jax
 from jax import lax
 from jax.extend import linear_util
-from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params, primitives
+from jax.extend.core import Jaxpr, jaxpr_as_fun, primitives
 
-from jaxgemm import dtypes
+from jaxgemm import dtypes, nnx_state
 from jaxgemm import precision as prec
 from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
@@ -35,11 +35,12 @@ from jaxgemm.xla_product import narrow_integers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_RAGGED = "ragged_dot_general"
+#: The name of the primitive behind ``lax.ragged_dot``.
+RAGGED = "ragged_dot_general"
 
 #: Primitives whose jaxprs are programs like any other. What is not listed keeps its products: a Pallas kernel,
 #: for one, is written in the same primitives but is not compiled by XLA.
-_OPENED = frozenset(
+OPENED = frozenset(
     {
         primitives.jit_p.name,
         primitives.scan_p.name,
@@ -70,25 +71,6 @@ class Routing:
     precision: prec.Precision = None
 
 
-@dataclass(frozen=True)
-class Left:
-    """A product that stays ``lax.dot_general`` or ``lax.ragged_dot``.
-
-    Attributes:
-        operands: "float32[128,64] x float32[64,32] -> float32".
-        why: the reason.
-        trips: how often the program runs it, where that is static (the length of a scan).
-    """
-
-    operands: str
-    why: str
-    trips: int = 1
-
-    def __str__(self) -> str:
-        times = "" if self.trips == 1 else f"  ({self.trips} times)"
-        return f"{self.operands}{times}\n  left       {self.why}"
-
-
 @overload
 def override(function: F, /, *, kernel: str = "auto", precision: prec.Precision = None) -> F: ...
 @overload
@@ -108,7 +90,8 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     by name, or the one that "auto" takes. Otherwise it stays XLA's, which may have an instruction for it.
 
     Each call traces ``function``, so put ``jax.jit`` around the result rather than inside. Of the arguments, JAX
-    arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is.
+    arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is. Objects of flax.nnx
+    among the arguments (models, optimizers, variables) are changed as ``function`` changes them.
 
     Args:
         function: any function of pytrees that JAX can trace. Without it, a decorator is returned.
@@ -133,7 +116,7 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     # The attributes are not copied: a callable may be an object with a large state.
     @functools.wraps(function, updated=())
     def routed(*args: Any, **kwargs: Any) -> Any:
-        return _evaluate(function, routing, args, kwargs)
+        return _called(function, routing, args, kwargs)
 
     setattr(routed, _ATTRIBUTE, routing)
     return routed
@@ -146,6 +129,12 @@ def routing_of(function: Any) -> Routing | None:
     """The routing of a function that :func:`override` made, also if jit or grad is around it."""
     found = getattr(function, _ATTRIBUTE, None)
     return found if isinstance(found, Routing) else None
+
+
+def _called(function: Callable[..., Any], routing: Routing, args: Any, kwargs: Any) -> Any:
+    if not nnx_state.holds_state((args, kwargs)):
+        return _evaluate(function, routing, args, kwargs)
+    return nnx_state.carry(lambda pure, given: _evaluate(pure, routing, given, {}), function, args, kwargs)
 
 
 def _evaluate(function: Callable[..., Any], routing: Routing, args: Any, kwargs: Any) -> Any:
@@ -239,9 +228,9 @@ def _route_eqn(eqn: Any, routing: Routing) -> Any:
                 return eqn
             routing = Routing("auto", routing.precision)
         return eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))
-    if eqn.primitive.name == _RAGGED:
+    if eqn.primitive.name == RAGGED:
         return with_whole_sums(eqn) if refusal(eqn, routing) else _ragged(eqn, routing)
-    if eqn.primitive.name not in _OPENED:
+    if eqn.primitive.name not in OPENED:
         return eqn
     params = {name: _route_param(value, routing) for name, value in eqn.params.items()}
     changed = any(params[name] is not value for name, value in eqn.params.items())
@@ -328,7 +317,7 @@ def _ragged(eqn: Any, routing: Routing) -> Any:
 
 def refusal(eqn: Any, routing: Routing) -> str:
     """Why a product is not routed; empty if it is."""
-    ragged = eqn.primitive.name == _RAGGED
+    ragged = eqn.primitive.name == RAGGED
     if ragged and eqn.params["group_offset"] is not None:
         return "it starts at a later group (group_offset)"
     if ragged and not _names_are_bound(eqn.invars[0].aval):
@@ -368,39 +357,3 @@ def _names_are_bound(aval: Any) -> bool:
 def _results(a: str, b: str) -> set[str]:
     """The element types that some kernel returns for these operands."""
     return {t[2] for row in kernels() for t in row.types if t[:2] == (a, b)}
-
-
-def products_left(jaxpr: Jaxpr, routing: Routing | None) -> Iterator[Left]:
-    """The products of a jaxpr that are not jaxgemm's.
-
-    Args:
-        jaxpr: a program that :func:`override` has been through, or any other.
-        routing: how it was routed, if it was.
-    """
-    yield from _products_left(jaxpr, routing, "", 1)
-
-
-def _products_left(jaxpr: Jaxpr, routing: Routing | None, closed: str, trips: int) -> Iterator[Left]:
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if eqn.primitive is lax.dot_general_p or name == _RAGGED:
-            operands = _operands([v.aval for v in eqn.invars[:2]], eqn.outvars[0].aval)
-            yield Left(operands, _why(eqn, routing, closed), trips)
-        times = trips * eqn.params["length"] if name == "scan" else trips
-        within = closed or ("" if name in _OPENED else name)
-        for inner in jaxprs_in_params(eqn.params):
-            yield from _products_left(inner, routing, within, times)
-
-
-def _why(eqn: Any, routing: Routing | None, closed: str) -> str:
-    if closed:
-        return f"it is inside of {closed}, which is not opened"
-    reason = refusal(eqn, routing or Routing())
-    if reason or routing is None:
-        return reason or "nothing routes it to jaxgemm; jaxgemm.override would"
-    return "it was traced outside of the function that is overridden"
-
-
-def _operands(avals: Sequence[Any], out: Any) -> str:
-    text = " x ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in avals)
-    return f"{text} -> {out.dtype.name}"

@@ -1,8 +1,9 @@
-"""The one JAX primitive, ``jaxgemm_gemm``: its shape, batching, differentiation and lowering rules.
+"""The one JAX primitive, ``jaxgemm_gemm``: its shape, differentiation and lowering rules.
 
 It is ``lax.dot_general`` with an epilogue: operands ``lhs, rhs[, c][, bias]``, result
 ``activation(alpha * dot_general(lhs, rhs) + beta * c + bias)``. Differentiation reduces it to bilinear
-instances of itself and jnp code, so that derivatives of every order exist, forward and reverse.
+instances of itself and jnp code, so that derivatives of every order exist, forward and reverse. Its rules for
+``vmap`` and for Taylor mode are in jaxgemm/batching.py and jaxgemm/taylor.py.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgemm import dtypes, partition
+from jaxgemm import dtypes, partition, symbolic
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
+    check_for_nans,
     device_count,
     explicit_axes,
     is_exported,
@@ -40,6 +42,7 @@ from jaxgemm.xla_product import padding, xla_product
 
 gemm_p = Primitive("jaxgemm_gemm")
 gemm_p.def_impl(partial(xla.apply_primitive, gemm_p))
+check_for_nans(gemm_p)
 
 # Rules take and pass on the same parameters:
 #   DOT_PARAMS                                                             as dot_general_p has them
@@ -59,84 +62,6 @@ def _abstract_eval(lhs: Any, rhs: Any, *_extra: Any, **params: Any) -> Any:
     return lax.dot_general_p.abstract_eval(lhs, rhs, **dot)
 
 
-# --- Batching -------------------------------------------------------------------------------------------------
-
-
-def _free(rank: int, contract: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(i for i in range(rank) if i not in contract and i not in batch)
-
-
-def _batched(
-    params: dict[str, Any], lhs: Any, rhs: Any, lhs_bdim: int | None, rhs_bdim: int | None
-) -> tuple[dict[str, Any], int]:
-    """Parameters with the new axis, and where that axis comes out."""
-
-    def bump(axes: tuple[int, ...], at: int | None) -> tuple[int, ...]:
-        return axes if at is None else tuple(i + (i >= at) for i in axes)
-
-    (lc, rc), (lb, rb) = params["dimension_numbers"]
-    lc, lb, rc, rb = bump(lc, lhs_bdim), bump(lb, lhs_bdim), bump(rc, rhs_bdim), bump(rb, rhs_bdim)
-    if lhs_bdim is not None and rhs_bdim is not None:
-        lb, rb, out_bdim = (lhs_bdim, *lb), (rhs_bdim, *rb), 0
-    elif lhs_bdim is not None:  # One-sided: a free axis like any other, so that the other side is read once.
-        out_bdim = len(lb) + _free(np.ndim(lhs), lc, lb).index(lhs_bdim)
-    else:
-        assert rhs_bdim is not None
-        out_bdim = np.ndim(lhs) - len(lc) + _free(np.ndim(rhs), rc, rb).index(rhs_bdim)
-    out_sharding = params["out_sharding"]
-    if out_sharding is not None:
-        spec = [*out_sharding.spec]
-        spec.insert(out_bdim, None)
-        out_sharding = NamedSharding(out_sharding.mesh, PartitionSpec(*spec))
-    return dict(params, dimension_numbers=((lc, rc), (lb, rb)), out_sharding=out_sharding), out_bdim
-
-
-def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
-    lhs, rhs, *extra = args
-    lhs_bdim, rhs_bdim, *extra_bdims = bdims
-    epilogue: Epilogue = params["epilogue"]
-    if epilogue.is_scaling:
-        params, out_bdim = _batched(params, lhs, rhs, lhs_bdim, rhs_bdim)
-        return gemm_p.bind(lhs, rhs, **params), out_bdim
-    # Put the new axis first everywhere, so that c and bias line up with the result. A bias that varies along it
-    # is not one that a kernel adds, so then the epilogue is composed.
-    out_dtype = np.dtype(params["preferred_element_type"])
-    size = next(x.shape[d] for x, d in zip(args, bdims, strict=True) if d is not None)
-    by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
-    between = composed_type(epilogue, args, out_dtype, by_xla=by_xla)
-    product = dict(params, epilogue=epilogue.scaling(), preferred_element_type=between)
-    c, bias = epilogue.split(tuple(extra))
-    c_bdim, bias_bdim = epilogue.split(tuple(extra_bdims))
-    if lhs_bdim is None and rhs_bdim is None:
-        z, z_bdim = gemm_p.bind(lhs, rhs, **product), None
-    elif bias_bdim is None and (lhs_bdim is not None):
-        params, out_bdim = _batched(params, lhs, rhs, lhs_bdim, rhs_bdim)
-        if c is not None:
-            c = _at_axis(c, c_bdim, out_bdim, size)
-        operands = [x for x in (c, bias) if x is not None]
-        return gemm_p.bind(lhs, rhs, *operands, **params), out_bdim
-    else:
-        z, z_bdim = _batch_rule((lhs, rhs), (lhs_bdim, rhs_bdim), **product)
-    z = z[None] if z_bdim is None else jnp.moveaxis(z, z_bdim, 0)
-    if c is not None:
-        c = c[None] if c_bdim is None else jnp.moveaxis(c, c_bdim, 0)
-    if bias is not None and bias_bdim is not None:
-        bias = jnp.moveaxis(bias, bias_bdim, 0)
-        bias = bias.reshape(bias.shape[0], *(1,) * (z.ndim - 2), bias.shape[1])
-    return apply(epilogue.after_scaling(), z, c, bias, out_dtype), 0
-
-
-def _at_axis(x: jax.Array, bdim: int | None, axis: int, size: int) -> jax.Array:
-    """``x`` with its batch axis, or a new one that repeats it, at ``axis``."""
-    if bdim is not None:
-        return jnp.moveaxis(x, bdim, axis)
-    shape = (*x.shape[:axis], size, *x.shape[axis:])
-    return jnp.broadcast_to(jnp.expand_dims(x, axis), shape)
-
-
-batching.primitive_batchers[gemm_p] = _batch_rule
-
-
 # --- Differentiation ------------------------------------------------------------------------------------------
 
 
@@ -149,7 +74,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         out_dtype = np.dtype(params["preferred_element_type"])
         activation = Epilogue(activation=epilogue.activation)
         z, dz = _jvp_rule(primals, tangents, **dict(params, epilogue=epilogue.linear()))
-        function = partial(_activate, activation, out_dtype)
+        function = partial(activate, activation, out_dtype)
         if type(dz) is ad.Zero:
             out = function(z)
             return out, ad.Zero(jax.typeof(out).to_tangent_aval())
@@ -163,6 +88,23 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         terms.append(gemm_p.bind(dlhs, rhs, **product))
     if type(drhs) is not ad.Zero:
         terms.append(gemm_p.bind(lhs, drhs, **product))
+    terms += addends(epilogue, dextra, out)
+    if not terms:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    tangent = terms[0]
+    for term in terms[1:]:
+        tangent = ad.add_tangents(tangent, term)
+    return out, tangent
+
+
+def activate(activation: Epilogue, out_dtype: np.dtype, z: jax.Array) -> jax.Array:
+    """An epilogue that is an activation alone."""
+    return apply(activation, z, None, None, out_dtype)
+
+
+def addends(epilogue: Epilogue, dextra: Sequence[Any], out: jax.Array) -> list[jax.Array]:
+    """What the tangents of c and bias, as far as they are there and not zero, add to that of the result ``out``."""
+    terms = []
     dc, dbias = epilogue.split(tuple(dextra))
     if dc is not None and type(dc) is not ad.Zero:
         dc = lax.convert_element_type(dc, out.dtype)
@@ -172,19 +114,15 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         sharding = jax.typeof(out).sharding
         sharding = sharding if explicit_axes(sharding.mesh) else None
         terms.append(lax.broadcast_in_dim(dbias, out.shape, (out.ndim - 1,), out_sharding=sharding))
-    if not terms:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    tangent = terms[0]
-    for term in terms[1:]:
-        tangent = ad.add_tangents(tangent, term)
-    return out, tangent
-
-
-def _activate(activation: Epilogue, out_dtype: np.dtype, z: jax.Array) -> jax.Array:
-    return apply(activation, z, None, None, out_dtype)
+    return terms
 
 
 ad.primitive_jvps[gemm_p] = _jvp_rule
+
+
+def free_axes(rank: int, contract: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that are neither contracted nor batches, in order."""
+    return tuple(i for i in range(rank) if i not in contract and i not in batch)
 
 
 def _transpose_rule(ct: Any, lhs: Any, rhs: Any, *extra: Any, **params: Any) -> list[Any]:
@@ -204,8 +142,8 @@ def _cotangent(ct: Any, x: Any, y: Any, params: dict[str, Any], *, lhs_known: bo
         return ad.Zero(x.aval)
     (lc, rc), (lb, rb) = params["dimension_numbers"]
     (x_contract, y_contract), (x_batch, y_batch) = ((rc, lc), (rb, lb)) if lhs_known else ((lc, rc), (lb, rb))
-    x_free = _free(len(x.aval.shape), x_contract, x_batch)
-    y_free = _free(np.ndim(y), y_contract, y_batch)
+    x_free = free_axes(len(x.aval.shape), x_contract, x_batch)
+    y_free = free_axes(np.ndim(y), y_contract, y_batch)
     # ct has the axes (batch, lhs free, rhs free).
     batch = tuple(range(len(x_batch)))
     start = len(batch) + (0 if lhs_known else len(x_free))
@@ -281,8 +219,11 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
     kept = dtypes.summed(np.dtype(lhs.dtype), np.dtype(rhs.dtype), out)
     epilogue: Epilogue = params["epilogue"]
     kernel, derived = params["kernel"], not params["strict"]
+    invariant = params["batch_invariant"]
+    if unknown := symbolic.choose(avals, kernel=kernel, batch_invariant=invariant, derived=derived):
+        return Decision(unknown, None, None)
     wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
-    wanted["batch_invariant"] = params["batch_invariant"]
+    wanted["batch_invariant"] = invariant
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
     forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
     if forms != [(epilogue.scaling(), kept)]:

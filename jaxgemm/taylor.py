@@ -1,0 +1,70 @@
+"""Products in Taylor mode, ``jax.experimental.jet``, to any order.
+
+A series is the primal value and, for each order, a coefficient without the factorial. A product's is the Cauchy product
+of its operands'; ``c`` and the bias are added to it term by term, and an activation's is what jet makes of jnp's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import jet
+from jax.interpreters import ad
+
+from jaxgemm._jax_private import define_taylor_rule
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.gated import gated_p, product
+from jaxgemm.primitive import activate, addends, gemm_p
+
+Terms = Sequence[jax.Array]
+Series = tuple[jax.Array, Terms]
+
+
+def _gemm_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
+    epilogue: Epilogue = params["epilogue"]
+    if epilogue.activation is not None:
+        # As for derivatives: the activation's argument is kept, in the result's type.
+        z = _gemm_rule(primals, series, **dict(params, epilogue=epilogue.linear()))
+        return _activated(epilogue.activation, np.dtype(params["preferred_element_type"]), z)
+    out = gemm_p.bind(*primals, **params)
+    bilinear = partial(gemm_p.bind, **dict(params, epilogue=epilogue.scaling(), strict=False))
+    lhs, rhs = ([primal, *terms] for primal, terms in zip(primals[:2], series[:2], strict=True))
+    coefficients = []
+    for order in range(1, len(lhs)):
+        terms = [bilinear(lhs[i], rhs[order - i]) for i in range(order + 1)]
+        terms += addends(epilogue, [extra[order - 1] for extra in series[2:]], out)
+        coefficients.append(reduce(ad.add_tangents, terms))
+    return out, coefficients
+
+
+def _gated_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
+    out = np.dtype(params["preferred_element_type"])
+    dot = partial(product, dtype=out, params=params)
+    (x, gate, up), (dx, dgate, dup) = primals, series
+    activated = _taylor(dot, (x, dx), (gate, dgate))
+    if params["activation"] is not None:
+        activated = _activated(params["activation"], out, activated)
+    return _taylor(jnp.multiply, activated, _taylor(dot, (x, dx), (up, dup)))
+
+
+def _activated(name: str, dtype: np.dtype, z: Series) -> Series:
+    function = partial(activate, Epilogue(activation=name), dtype)
+    if name == "relu":  # jet takes neither its custom derivative, nor that at 0 from a maximum
+        primal, terms = z
+        return function(primal), [jnp.where(primal > 0, term, 0) for term in terms]
+    return _taylor(function, z)
+
+
+def _taylor(function: Callable[..., jax.Array], *operands: Series) -> Series:
+    primals, terms = zip(*operands, strict=True)
+    out: Series = jet.jet(function, primals, terms, factorial_scaled=False)
+    return out
+
+
+define_taylor_rule(gemm_p, _gemm_rule)
+define_taylor_rule(gated_p, _gated_rule)

@@ -146,10 +146,19 @@ class PackedResults {
   }
 
   __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp, int warps) {
+    if (p_.finish == Finish::kPacked) [[likely]]
+      return store<false>(acc, shared, warp, warps);
     if constexpr (!E::kBiasSoon) load_bias();
+    store<true>(acc, shared, warp, warps);
+  }
+
+ private:
+  template <bool kActivated>
+  __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp,
+                                        int warps) const {
     if (warps == 1) {
 #pragma unroll
-      for (int i = 0; i < E::kGroups; ++i) store(i, group<E>(acc, i));
+      for (int i = 0; i < E::kGroups; ++i) store<kActivated>(i, group<E>(acc, i));
       return;
     }
     constexpr int kEach = E::kGroups * 32;
@@ -158,16 +167,16 @@ class PackedResults {
     for (int i = 0; i < E::kGroups; ++i) mine[warp * kEach + i * 32] = group<E>(acc, i);
     __syncthreads();
 #pragma unroll 1
-    for (int i = warp; i < E::kGroups; i += warps) store(i, total<kEach>(mine + i * 32, warps));
+    for (int i = warp; i < E::kGroups; i += warps) store<kActivated>(i, total<kEach>(mine + i * 32, warps));
   }
 
- private:
+  template <bool kActivated>
   __device__ __forceinline__ void store(int i, float4 x) const {
     const int row = line_of<E::kPermutedRows>(i / 2, 0), col = i % 2 * 4;
     if (row >= rows_ || col >= cols_) return;
     const float alpha = p_.alpha;
     float y[4] = {alpha * x.x, alpha * x.y, alpha * x.z, alpha * x.w};
-    if (p_.finish == Finish::kActivated) {
+    if constexpr (kActivated) {
       const uint2 bias = i % 2 ? bias_[1] : bias_[0];
       const float2 first = unpack<In>(bias.x), second = unpack<In>(bias.y);
       y[0] += first.x;

@@ -116,6 +116,7 @@ constexpr TileConfig kTiles[] = {
     {128, 128, 2, Schedule::kPingPong},
     {128, 112, 2, Schedule::kPingPong},
     {128, 96, 2, Schedule::kPingPong},
+    {128, 64, 2, Schedule::kPingPong},
     {64, 192, 2, Schedule::kPingPong},
     {64, 128, 2, Schedule::kPingPong},
     {64, 96, 2, Schedule::kPingPong},

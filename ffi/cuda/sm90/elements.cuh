@@ -55,15 +55,31 @@ class Elements {
     }
   }
 
-  // A whole strip of fp32 values as they are, of which neighbours are aligned pairs.
-  __device__ __forceinline__ void write_pairs(const float (&x)[kCols / 2], const Strip& s) const {
-    float* const d = static_cast<float*>(out_.d) + s.batch * out_.batch_stride + s.split * out_.split_stride +
-                     (s.row + lane_ / 4) * out_.pitch + s.col + lane_ % 4 * 2;
-    float* const below = d + 8 * out_.pitch;
+  // The values as they are, each lane its own: what is short wants few instructions. Neighbours of a row are
+  // aligned pairs, unless operands are swapped: then 8 lanes write 8 neighbours.
+  template <bool kSwap, typename D>
+  __device__ __forceinline__ void write_own(const float (&x)[kCols / 2], const Strip& s, int rows,
+                                            int cols) const {
+    const int row = lane_ / 4, col = lane_ % 4 * 2;
+    const int64_t row_step = kSwap ? 1 : out_.pitch, col_step = kSwap ? out_.pitch : 1;
+    D* d = static_cast<D*>(out_.d) + s.batch * out_.batch_stride + s.split * out_.split_stride +
+           (s.row + row) * row_step + (s.col + col) * col_step;
+    D* below = d + 8 * row_step;
 #pragma unroll
     for (int e = 0; e < kCols / 2; e += 4) {
-      *reinterpret_cast<float2*>(d + 2 * e) = {x[e], x[e + 1]};
-      *reinterpret_cast<float2*>(below + 2 * e) = {x[e + 2], x[e + 3]};
+      const bool first = col + 2 * e < cols, second = col + 2 * e + 1 < cols;
+      const auto put = [&](D* to, bool exists, float a, float b) {
+        if constexpr (kSwap) {
+          if (exists && first) to[0] = convert<D>(a);
+          if (exists && second) to[col_step] = convert<D>(b);
+        } else if (exists && first) {
+          *reinterpret_cast<float2*>(to) = {a, b};
+        }
+      };
+      put(d, row < rows, x[e], x[e + 1]);
+      put(below, row + 8 < rows, x[e + 2], x[e + 3]);
+      d += 8 * col_step;
+      below += 8 * col_step;
     }
   }
 

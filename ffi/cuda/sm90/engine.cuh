@@ -26,7 +26,7 @@ enum class Way : uint8_t {
   kPlain,      // 16-bit vectors as they are, by the copy engine
   kActivated,  // the same times alpha, with C, a bias and a usual activation
   kRows,       // 16-bit rows that begin anywhere, times alpha, with a bias and a usual activation
-  kFloats,     // pairs of fp32 as they are
+  kFloats,     // fp32 as it is, in pairs unless operands are swapped
   kElements,   // everything else, one element at a time
 };
 __host__ __device__ constexpr bool by_copy_engine(Way way) { return way <= Way::kActivated; }

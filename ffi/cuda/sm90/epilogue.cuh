@@ -138,10 +138,12 @@ class EpilogueWarp {
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
       for_strip(acc, i, [&](int e, float value) { x[e] = value; });
-      if (out_.way == Way::kFloats && rows == 16 && cols == kCols)
-        elements.write_pairs(x, strip);
-      else
+      if (out_.way != Way::kFloats)
         elements.template write<true>(x, strip, rows, cols);
+      else if (out_.swap)
+        elements.template write_own<true, float>(x, strip, rows, cols);
+      else
+        elements.template write_own<false, float>(x, strip, rows, cols);
     }
   }
 
@@ -202,8 +204,11 @@ class EpilogueWarp {
   // `across` counts strips along the rows.
   template <bool kSwap>
   __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip, int across) {
-    if (kSwap || by_copy_engine(out_.way))
+    if (by_copy_engine(out_.way))
       store_copy<kSwap>(x, strip);
+    else if constexpr (kSwap)
+      Elements<E>(out_, staging_, lane_)
+          .template write_own<true, In>(x, strip, rows_left(strip), cols_left(strip));
     else
       store_rows(x, strip, across);
   }

@@ -52,15 +52,15 @@ Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers
 Way way_of(const Output& out, const GemmProblem& p) {
   const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone && out.alpha == 1.f;
   if (out.f32) {
-    const bool pairs = p.n % 2 == 0 && aligned(out.d, 8) && !out.swap;
-    return plain && pairs && !p.gated ? Way::kFloats : Way::kElements;
+    const bool fits = out.swap || (p.n % 2 == 0 && aligned(out.d, 8));
+    return plain && fits && !p.gated ? Way::kFloats : Way::kElements;
   }
   const bool whole = p.n % 8 == 0 && aligned(out.d, 16);
   if (whole && (plain || p.gated)) return Way::kPlain;
-  if (p.gated) return out.swap ? Way::kElements : Way::kRows;
+  if (p.gated) return Way::kRows;
   if (!usual(p.activation) || !aligned(out.bias, 4)) return Way::kElements;  // a bias is read in pairs
   if (whole && aligned(out.c, 16)) return Way::kActivated;
-  return whole || out.swap || p.has_c ? Way::kElements : Way::kRows;
+  return p.has_c ? Way::kElements : Way::kRows;
 }
 
 Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
@@ -77,7 +77,7 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
     out.f32 = true;
     // The padding of a partial row may be written.
     if (!out.swap) out.cols = out.pitch;
-    out.way = out.swap ? Way::kElements : Way::kFloats;
+    out.way = Way::kFloats;
     return out;
   }
   out.d = buffers.d;

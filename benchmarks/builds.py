@@ -1,0 +1,156 @@
+"""Two builds in turn on one card: what ``auto`` takes for every product of some suites, by the old one and the new one.
+
+    python benchmarks/builds.py /path/to/old /path/to/new --suite bf16 --suite survey --output FILE
+
+Each path is a folder that holds an installed jaxgemm. Each build runs in a process of its own, which compiles all
+products first; then the processes time one suite after the other, in turn, several times over. A product's time is the
+median of a round and the least of the rounds. Ratios are the old time over the new one: above 1 the new one is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_HERE = Path(__file__).resolve().parent
+SUITES = ("bf16", "16bit", "unseen", "survey", "small", "pitches", "sgemm")
+#: How a child's lines for its parent begin; anything else on its output is somebody's warning.
+MARK = "builds: "
+
+
+def child(suites: Sequence[str]) -> None:
+    """Compile everything, then time a suite for each line of standard input."""
+    sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+    import jax
+    from shapes import SUITES as ALL
+
+    from jaxgemm import bench
+
+    runner = bench.on_default_device(repeats=16, budget_s=0.05)
+    cases = [(name, case) for name in suites for case in ALL[name].cases]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = list(pool.map(lambda x: bench._compile(partial(x[1].ours, kernel="auto"), x[1], {})[0], cases))
+    numbers = np.random.default_rng(0).standard_normal(1 << 25, np.float32)
+    pools = {name: numbers.astype(jax.numpy.dtype(name)) for name in ("float32", "bfloat16", "float16")}
+    print(MARK + json.dumps(jax.devices()[0].device_kind), flush=True)
+    for line in sys.stdin:
+        found = []
+        for (name, case), program in zip(cases, compiled, strict=True):
+            if name == line.strip():
+                copies = max(1, min(8, -(-3 * bench.cache_bytes(runner.limits) // case.operand_bytes)))
+                inputs = [_operands(case, pools, 16384 * i) for i in range(copies)]
+                time = runner.times({"auto": program}, inputs)["auto"]
+                found.append((str(case), time.us, any("jaxgemm" in kernel for kernel in time.kernels)))
+        print(MARK + json.dumps(found), flush=True)
+
+
+def _operands(case: Any, pools: dict[str, Any], offset: int) -> tuple[Any, ...]:
+    """Random operands, cut out of a pool, which is quicker than drawing them."""
+    import jax
+
+    def cut(x: Any) -> Any:
+        pool, count = pools[np.dtype(x.dtype).name], math.prod(x.shape)
+        values = np.resize(pool[offset:], count) if offset + count > pool.size else pool[offset : offset + count]
+        return jax.device_put(values.reshape(x.shape))
+
+    return tuple(map(cut, case.operands))
+
+
+class Build:
+    """A process that runs one build."""
+
+    def __init__(self, folder: str, suites: Sequence[str]):
+        env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        command = [sys.executable, "-P", __file__, "--child", *suites]
+        self._process = subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.device = self._answer()
+
+    def time(self, suite: str) -> list[tuple[str, float, bool]]:
+        """(product, microseconds, whether a kernel of ours computed it) of a suite."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(suite + "\n")
+        self._process.stdin.flush()
+        found: list[tuple[str, float, bool]] = self._answer()
+        return found
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line.removeprefix(MARK))
+        raise SystemExit("builds: a build's process ended; its error is above")
+
+
+def compare(builds: Sequence[Build], suites: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """A row for each product: suite, product, and of either build its time and whether ours computed it."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for _ in range(rounds):
+        for suite in suites:
+            for side, build in zip(("old", "new"), builds, strict=True):
+                for product, us, ours in build.time(suite):
+                    row = rows.setdefault((suite, product), {"suite": suite, "product": product})
+                    if us < row.get(f"{side}_us", math.inf):
+                        row |= {f"{side}_us": round(us, 3), f"{side}_by": "jaxgemm" if ours else "xla"}
+    return list(rows.values())
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each suite and, for each product that lost 5 % or more, one more."""
+    lines = [f"{'suite':10s} products  mean ratio  below 0.95  below 0.85  (of those that jaxgemm computes in either)"]
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        of_suite = [row for row in rows if row["suite"] == suite]
+        ours = [row for row in of_suite if "jaxgemm" in (row["old_by"], row["new_by"])]
+        ratios = [row["old_us"] / row["new_us"] for row in of_suite]
+        own = [row["old_us"] / row["new_us"] for row in ours]
+        low, lowest = sum(x < 0.95 for x in own), sum(x < 0.85 for x in own)
+        lines.append(
+            f"{suite:10s} {len(ratios):8d} {_mean(ratios):11.3f} {low:11d} {lowest:11d}  ({len(own)}: {_mean(own):.3f})"
+        )
+    for row in sorted(rows, key=lambda row: row["old_us"] / row["new_us"]):
+        if (ratio := row["old_us"] / row["new_us"]) < 0.95:
+            sides = [f"{side} {row[f'{side}_us']:.2f} us by {row[f'{side}_by']}" for side in ("old", "new")]
+            lines.append(f"  {ratio:.3f} {row['suite']:8s} {row['product']:32s} {', '.join(sides)}")
+    return lines
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", help="a folder with an installed jaxgemm")
+    parser.add_argument("new", help="another one")
+    parser.add_argument("--suite", action="append", help=f"may be repeated (default: {', '.join(SUITES)})")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each suite is timed (default: 3)")
+    parser.add_argument("--output", type=Path, help="a JSON file to write")
+    given = parser.parse_args(arguments)
+    suites = given.suite or SUITES
+    builds = [Build(folder, suites) for folder in (given.old, given.new)]
+    rows = compare(builds, suites, given.rounds)
+    print("\n".join(summary(rows)))
+    if given.output:
+        head = json.dumps({"device": builds[0].device, "rounds": given.rounds}, indent=1)[1:-2]
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        given.output.write_text(f'{{{head},\n "rows": [\n{lines}\n ]\n}}\n')
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2:])
+    else:
+        sys.exit(main(sys.argv[1:]))

@@ -2,9 +2,10 @@
 
     python benchmarks/builds.py /path/to/old /path/to/new --suite bf16 --suite survey --output FILE
 
-Each path is a folder that holds an installed jaxgemm. Each build runs in a process of its own, which compiles all
-products first; then the processes time one suite after the other, in turn, several times over. A product's time is the
-median of a round and the least of the rounds. Ratios are the old time over the new one: above 1 the new one is faster.
+Each path is a folder that holds an installed jaxgemm. Each build runs in a process of its own, which compiles first;
+then the processes time one suite after the other, in turn, several times over. A product's time is the median of a
+round and the least of the rounds. Ratios are the old time over the new one: above 1 the new one is faster. A product
+that both leave to XLA is the same program in both: it is not timed, and counts as 1.
 """
 
 from __future__ import annotations
@@ -30,29 +31,42 @@ MARK = "builds: "
 
 
 def child(suites: Sequence[str]) -> None:
-    """Compile everything, then time a suite for each line of standard input."""
+    """Tell which products are ours, compile those that are asked for, and time a suite for each line that follows."""
     sys.path += [str(_HERE), str(_HERE.parent / "tests")]
     import jax
     from shapes import SUITES as ALL
 
+    import jaxgemm
     from jaxgemm import bench
 
-    runner = bench.on_default_device(repeats=16, budget_s=0.05)
     cases = [(name, case) for name in suites for case in ALL[name].cases]
+
+    def is_ours(case: Any) -> bool:
+        return jaxgemm.explain(case.ours, *case.operands).products[0].kernel != "xla"
+
+    ours = [[name, str(case)] for name, case in cases if is_ours(case)]
+    device = jax.devices()[0].device_kind
+    _say({"device": device, "ours": ours, "all": [[name, str(case)] for name, case in cases]})
+    wanted = {tuple(key) for key in json.loads(sys.stdin.readline())}
+    cases = [(name, case) for name, case in cases if (name, str(case)) in wanted]
+    runner = bench.on_default_device(repeats=16, budget_s=0.05)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = list(pool.map(lambda x: bench._compile(partial(x[1].ours, kernel="auto"), x[1], {})[0], cases))
     numbers = np.random.default_rng(0).standard_normal(1 << 25, np.float32)
     pools = {name: numbers.astype(jax.numpy.dtype(name)) for name in ("float32", "bfloat16", "float16")}
-    print(MARK + json.dumps(jax.devices()[0].device_kind), flush=True)
+    _say("compiled")
     for line in sys.stdin:
         found = []
         for (name, case), program in zip(cases, compiled, strict=True):
             if name == line.strip():
                 copies = max(1, min(8, -(-3 * bench.cache_bytes(runner.limits) // case.operand_bytes)))
                 inputs = [_operands(case, pools, 16384 * i) for i in range(copies)]
-                time = runner.times({"auto": program}, inputs)["auto"]
-                found.append((str(case), time.us, any("jaxgemm" in kernel for kernel in time.kernels)))
-        print(MARK + json.dumps(found), flush=True)
+                found.append((str(case), runner.times({"auto": program}, inputs)["auto"].us))
+        _say(found)
+
+
+def _say(value: Any) -> None:
+    print(MARK + json.dumps(value), flush=True)
 
 
 def _operands(case: Any, pools: dict[str, Any], offset: int) -> tuple[Any, ...]:
@@ -68,22 +82,38 @@ def _operands(case: Any, pools: dict[str, Any], offset: int) -> tuple[Any, ...]:
 
 
 class Build:
-    """A process that runs one build."""
+    """A process that runs one build.
+
+    Attributes:
+        device: the card.
+        ours: (suite, product) of those that a kernel of ours computes.
+        all: of every product.
+    """
 
     def __init__(self, folder: str, suites: Sequence[str]):
         env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         command = [sys.executable, "-P", __file__, "--child", *suites]
         self._process = subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.device = self._answer()
+        said = self._answer()
+        self.device: str = said["device"]
+        self.ours = {tuple(key) for key in said["ours"]}
+        self.all = [tuple(key) for key in said["all"]]
 
-    def time(self, suite: str) -> list[tuple[str, float, bool]]:
-        """(product, microseconds, whether a kernel of ours computed it) of a suite."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(suite + "\n")
-        self._process.stdin.flush()
-        found: list[tuple[str, float, bool]] = self._answer()
+    def compile(self, products: Sequence[tuple[str, str]]) -> None:
+        """Make ready for these."""
+        self._ask(json.dumps(products))
+
+    def time(self, suite: str) -> list[tuple[str, float]]:
+        """(product, microseconds) of those of a suite that have been compiled."""
+        found: list[tuple[str, float]] = self._ask(suite)
         return found
+
+    def _ask(self, line: str) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -93,35 +123,42 @@ class Build:
         raise SystemExit("builds: a build's process ended; its error is above")
 
 
-def compare(builds: Sequence[Build], suites: Sequence[str], rounds: int) -> list[dict[str, Any]]:
-    """A row for each product: suite, product, and of either build its time and whether ours computed it."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+def compare(builds: Sequence[Any], suites: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """A row for each product: suite, product, whose it is in either build, and its times where they are taken."""
+    old, new = builds
+    rows = {key: {"suite": key[0], "product": key[1]} for key in new.all}
+    for key, row in rows.items():
+        row |= {"old_by": "jaxgemm" if key in old.ours else "xla", "new_by": "jaxgemm" if key in new.ours else "xla"}
+    timed = [key for key in new.all if key in old.ours | new.ours]
+    for build in builds:
+        build.compile(timed)
     for _ in range(rounds):
         for suite in suites:
-            for side, build in zip(("old", "new"), builds, strict=True):
-                for product, us, ours in build.time(suite):
-                    row = rows.setdefault((suite, product), {"suite": suite, "product": product})
-                    if us < row.get(f"{side}_us", math.inf):
-                        row |= {f"{side}_us": round(us, 3), f"{side}_by": "jaxgemm" if ours else "xla"}
+            for side, build in (("old_us", old), ("new_us", new)):
+                for product, us in build.time(suite):
+                    row = rows[suite, product]
+                    row[side] = min(row.get(side, math.inf), round(us, 3))
     return list(rows.values())
+
+
+def ratio(row: dict[str, Any]) -> float:
+    """The old time over the new one; 1 where both are the same program."""
+    return float(row["old_us"] / row["new_us"]) if "old_us" in row else 1.0
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each suite and, for each product that lost 5 % or more, one more."""
-    lines = [f"{'suite':10s} products  mean ratio  below 0.95  below 0.85  (of those that jaxgemm computes in either)"]
+    lines = ["suite      products    mean  below 0.95  below 0.85   timed   their mean"]
     for suite in dict.fromkeys(row["suite"] for row in rows):
-        of_suite = [row for row in rows if row["suite"] == suite]
-        ours = [row for row in of_suite if "jaxgemm" in (row["old_by"], row["new_by"])]
-        ratios = [row["old_us"] / row["new_us"] for row in of_suite]
-        own = [row["old_us"] / row["new_us"] for row in ours]
-        low, lowest = sum(x < 0.95 for x in own), sum(x < 0.85 for x in own)
-        lines.append(
-            f"{suite:10s} {len(ratios):8d} {_mean(ratios):11.3f} {low:11d} {lowest:11d}  ({len(own)}: {_mean(own):.3f})"
-        )
-    for row in sorted(rows, key=lambda row: row["old_us"] / row["new_us"]):
-        if (ratio := row["old_us"] / row["new_us"]) < 0.95:
+        ratios = [ratio(row) for row in rows if row["suite"] == suite]
+        timed = [ratio(row) for row in rows if row["suite"] == suite and "old_us" in row]
+        low, lowest = sum(x < 0.95 for x in ratios), sum(x < 0.85 for x in ratios)
+        counts = f"{len(ratios):8d} {_mean(ratios):7.3f} {low:11d} {lowest:11d} {len(timed):7d}"
+        lines.append(f"{suite:10s} {counts} {_mean(timed):12.3f}")
+    for row in sorted(rows, key=ratio):
+        if ratio(row) < 0.95:
             sides = [f"{side} {row[f'{side}_us']:.2f} us by {row[f'{side}_by']}" for side in ("old", "new")]
-            lines.append(f"  {ratio:.3f} {row['suite']:8s} {row['product']:32s} {', '.join(sides)}")
+            lines.append(f"  {ratio(row):.3f} {row['suite']:8s} {row['product']:32s} {', '.join(sides)}")
     return lines
 
 

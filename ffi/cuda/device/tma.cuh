@@ -46,11 +46,11 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const C
       : "memory");
 }
 
-// Either: without kMulticast the first, with it what the mask asks for, which one block alone does not.
+// Either, as is known when the code is compiled.
 template <bool kMulticast>
 __device__ __forceinline__ void load_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
                                          int inner, int outer, int batch1, int batch0, uint16_t mask) {
-  if (kMulticast && (mask & (mask - 1)))
+  if constexpr (kMulticast)
     tma_load_multicast(destination, map, barrier, inner, outer, batch1, batch0, mask);
   else
     tma_load(destination, map, barrier, inner, outer, batch1, batch0);

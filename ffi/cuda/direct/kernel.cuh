@@ -146,10 +146,11 @@ class PackedResults {
   }
 
   __device__ __forceinline__ void store(const typename E::Sums& acc, float4* shared, int warp, int warps) {
-    if (p_.finish == Finish::kPacked) [[likely]]
-      return store<false>(acc, shared, warp, warps);
-    if constexpr (!E::kBiasSoon) load_bias();
-    store<true>(acc, shared, warp, warps);
+    if (p_.finish == Finish::kActivated) [[unlikely]] {
+      if constexpr (!E::kBiasSoon) load_bias();
+      return store<true>(acc, shared, warp, warps);
+    }
+    store<false>(acc, shared, warp, warps);
   }
 
  private:
@@ -295,10 +296,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, E::kBlocks)
   PackedResults<E> packed(p, batch, row, col);
   typename E::Sums acc;
   multiply<E>(acc, a, b, chunk_a, chunk_b, p.rounds + (warp < p.extra));
-  if (p.finish <= Finish::kActivated) [[likely]]
-    packed.store(acc, shared, warp, warps);
-  else
-    Rows<E>(p, batch, row, col).store(acc, shared, warp, warps);
+  if (p.finish > Finish::kActivated) [[unlikely]]
+    return Rows<E>(p, batch, row, col).store(acc, shared, warp, warps);
+  packed.store(acc, shared, warp, warps);
 }
 
 }  // namespace jaxgemm::cuda::direct

@@ -108,6 +108,7 @@ constexpr bool whole_lines(int64_t pitch) { return pitch % kL2Line == 0; }
 // worth.
 constexpr TileConfig kTiles[] = {
     {128, 256, 2, Schedule::kCooperative},  // largest product per byte loaded
+    {192, 192, 3, Schedule::kCooperative},
     {192, 160, 3, Schedule::kCooperative},
     {128, 224, 2, Schedule::kCooperative},
     {128, 192, 2, Schedule::kCooperative},

@@ -23,11 +23,12 @@ constexpr bool has_majors(const TileConfig& tile, Major x, Major y) {
 // short product spends as long on fetching them as on multiplying: what runs should not step over what does
 // not.
 enum class Way : uint8_t {
-  kPlain,      // 16-bit vectors as they are, by the copy engine
-  kActivated,  // the same times alpha, with C, a bias and a usual activation
-  kRows,       // 16-bit rows that begin anywhere, times alpha, with a bias and a usual activation
-  kFloats,     // fp32 as it is, in pairs unless operands are swapped
-  kElements,   // everything else, one element at a time
+  kPlain,          // 16-bit vectors as they are, by the copy engine
+  kActivated,      // the same times alpha, with C, a bias and a usual activation
+  kRows,           // 16-bit rows that begin anywhere, times alpha
+  kActivatedRows,  // the same with a bias and a usual activation
+  kFloats,         // fp32 as it is, in pairs unless operands are swapped
+  kElements,       // everything else, one element at a time
 };
 __host__ __device__ constexpr bool by_copy_engine(Way way) { return way <= Way::kActivated; }
 

@@ -32,6 +32,9 @@ class EpilogueWarp {
   static constexpr int kBuffers = kStagingBuffers;
   static_assert(16 * kCols * 2 <= kBufferBytes);
   static constexpr int kTogether = kStrips < 2 ? 1 : 2;  // strips of unaligned rows that do not overlap
+  using Rows = RowWriter<kCols, kTogether>;
+  // Whether there is code for rows without an epilogue alone; three consumers have no registers for it.
+  static constexpr bool kAlone = E::kConsumers < 3;
 
  public:
   // Consumer `warp` of the block.
@@ -40,8 +43,7 @@ class EpilogueWarp {
         out_(params.out),
         staging_(shared.staging + warp * E::kStagingBytes),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        addend_(params, staging_, shared.addend + 8 * kBuffers * warp),
-        rows_(params.out.pitch, staging_) {}
+        addend_(params, staging_, shared.addend + 8 * kBuffers * warp) {}
 
   // What a tile needs from memory before its first strip can be finished, to be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) {
@@ -81,6 +83,8 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if (out_.way == Way::kPlain)
       store_plain<kSwap>(acc, first);
+    else if (kAlone && out_.way == Way::kRows)
+      store_alone<kSwap>(acc, first);
     else
       store_strips<kSwap>(acc, first);
   }
@@ -147,6 +151,20 @@ class EpilogueWarp {
     }
   }
 
+  // Rows that begin anywhere, without an epilogue: a copy of the code that writes them which steps over
+  // nothing.
+  template <bool kSwap>
+  __device__ __forceinline__ void store_alone(const Accumulators<E>& acc, const Strip& first) {
+#pragma unroll 1
+    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+      const Strip strip = strip_at(first, i);
+      if (outside(strip)) continue;
+      float x[kValues];
+      for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
+      put_rows<kSwap>(x, strip, i % kStrips);
+    }
+  }
+
   // The other ways.
   template <bool kSwap>
   __device__ __forceinline__ void store_strips(const Accumulators<E>& acc, const Strip& first) {
@@ -204,9 +222,15 @@ class EpilogueWarp {
   // `across` counts strips along the rows.
   template <bool kSwap>
   __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip, int across) {
-    if (by_copy_engine(out_.way))
+    if (by_copy_engine(out_.way)) {
       store_copy<kSwap>(x, strip);
-    else if constexpr (kSwap)
+    } else {
+      put_rows<kSwap>(x, strip, across);
+    }
+  }
+  template <bool kSwap>
+  __device__ __forceinline__ void put_rows(const float (&x)[kValues], const Strip& strip, int across) const {
+    if constexpr (kSwap)
       Elements<E>(out_, staging_, lane_)
           .template write_own<true, In>(x, strip, rows_left(strip), cols_left(strip));
     else
@@ -281,15 +305,16 @@ class EpilogueWarp {
     return static_cast<uint16_t*>(out_.d) + s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
   }
   // Strips side by side are staged until there are enough to be written, or no more.
-  __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) {
+  __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) const {
+    Rows rows(out_.pitch, staging_);  // anew for every two: there are no registers to keep it
     const int staged = across < kWhole ? across % kTogether : 0;
     if (staged == 0) __syncwarp();
-    rows_.template fill<In>(staged, x);
+    rows.template fill<In>(staged, x);
     if (staged + 1 < kTogether && across + 1 < kWhole && s.col + kCols < out_.cols) return;
     __syncwarp();
     uint16_t* const d = row_major(s) - staged * kCols;
-    rows_.go_on(d, staged * kCols + cols_left(s));
-    rows_.write(d, rows_left(s));
+    rows.start(d, staged * kCols + cols_left(s));
+    rows.write(d, rows_left(s));
   }
 
   const Params& p_;
@@ -299,7 +324,6 @@ class EpilogueWarp {
   int buffer_ = 0;
   TileBias<E> bias_;
   Addend<E> addend_;
-  RowWriter<kCols, kTogether> rows_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

@@ -153,8 +153,12 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
       produce<E, Walk::kOneWave>(p, shared, block_ready);
     } else if (p.schedule.cluster_shift == 0 || sliced) {
       produce<E, Walk::kBlocks>(p, shared, ready);
+    } else if (p.schedule.cluster_m == 1) {
+      produce<E, Walk::kShareX>(p, shared, cluster_ready);
+    } else if (p.schedule.cluster_n == 1) {
+      produce<E, Walk::kShareY>(p, shared, cluster_ready);
     } else {
-      produce<E, Walk::kClusters>(p, shared, cluster_ready);
+      produce<E, Walk::kShareBoth>(p, shared, cluster_ready);
     }
   }
   // A peer may still need this block's shared memory. Where K is shared nothing reaches a block whose warps

@@ -19,8 +19,8 @@ namespace jaxgemm::cuda::sm90 {
 template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes>
 class TmaOperand {
  public:
-  // Of `rows` rows; `edge` is the map of a last tile that is cut and not the first. `peers` blocks, 1, 2 or 4
-  // (1 without kMulticast), share the tile; this one is number `slice` of them.
+  // Of `rows` rows; `edge` is the map of a last tile that is cut and not the first. `peers` blocks, 2 or 4 (1
+  // without kMulticast), share the tile; this one is number `slice` of them.
   __device__ TmaOperand(const CUtensorMap& map, const CUtensorMap& edge, uint32_t shared, int rows,
                         uint32_t peers, uint32_t slice, uint32_t peer_mask)
       : whole_(&map),
@@ -124,18 +124,19 @@ __device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& of_
 
 // How a block comes to its units, each with code of its own: instructions are as cold as parameters when a
 // kernel starts, so the usual ways should not step over the others'.
-enum class Walk { kOneWave, kBlocks, kClusters };
+enum class Walk { kOneWave, kBlocks, kShareX, kShareY, kShareBoth };
 
 // The loading warp's part of a block. Where the first load goes is computed before the barriers are `ready`.
 // All its lanes walk, so that what they walk with lies in uniform registers, where copies need it.
 template <typename E, Walk kWalk, typename F>
 __device__ __forceinline__ void produce(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                         F&& ready) {
-  constexpr bool kShares = kWalk == Walk::kClusters;
+  constexpr bool kShareX = kWalk == Walk::kShareX || kWalk == Walk::kShareBoth;
+  constexpr bool kShareY = kWalk == Walk::kShareY || kWalk == Walk::kShareBoth;
   const ClusterPlace place(p.schedule);
-  using X = std::conditional_t<E::kEighths, EveryEighth<E::kLoadedX, kShares, E::kBytesX>,
-                               TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShares, E::kBytesX>>;
-  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShares, E::kBytesY>;
+  using X = std::conditional_t<E::kEighths, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
+                               TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>>;
+  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>;
   const uint32_t m = place.rows, n = place.cols;
   const uint32_t x_mask = place.row_mask(), y_mask = place.column_mask();
   X x = [&] {
@@ -163,22 +164,17 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
     k = at.k;
     left = at.k_blocks;
   };
+  start(kWalk == Walk::kOneWave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
+  x.pin();
+  y.pin();
+  asm volatile("" : "+r"(bytes), "+r"(k), "+r"(left));
+  ready();
   const bool elected = elect_one();
   // What was read long enough ago: where fewer stages are used, stages of the ring before its next one.
   RingPosition<E::kStages> ring, read;
   const bool fewer = p.idle_stages > 0;
   read.skip(p.idle_stages);
-  bool waits = true;
-#pragma unroll 1  // and nothing of it twice
   for (;;) {
-    start(kWalk == Walk::kOneWave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
-    if (waits) {
-      x.pin();
-      y.pin();
-      asm volatile("" : "+r"(bytes), "+r"(k), "+r"(left));
-      ready();
-      waits = false;
-    }
     do {
       const uint32_t full = shared.full + 8 * ring.stage;
       mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
@@ -198,6 +194,7 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
     if constexpr (kWalk == Walk::kOneWave) return;
     index = place.next(p.schedule, index);
     if (index >= p.schedule.units) return;
+    start(unit_at(p.schedule, place, index));
   }
 }
 

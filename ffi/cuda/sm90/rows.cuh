@@ -116,14 +116,6 @@ class RowWriter {
     find_vectors();
     find_ends();
   }
-  // The same, where little changes from tile to tile.
-  __device__ __forceinline__ void go_on(const uint16_t* d, int cols) {
-    if (elements_in(d) != phase_) return start(d, cols);
-    if (cols == cols_) return;
-    cols_ = cols;
-    find_ends();
-  }
-
   // Stages a lane's values of a strip, in the accumulators' order.
   template <typename Out>
   __device__ __forceinline__ void fill(int strip, const float (&x)[kCols / 2]) const {
@@ -194,7 +186,7 @@ class RowWriter {
   uint32_t staging_;
   int lane_;
   uint32_t fill_;
-  int phase_ = -1, cols_ = 0;
+  int phase_, cols_;
   Realigned vectors_[kDifferent];
   int64_t offset_;  // bytes to the first of them, were it not late
   int whole_;       // a bit for each of them

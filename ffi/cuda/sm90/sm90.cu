@@ -50,17 +50,18 @@ Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers
 
 // How results are written. What follows the two products of a gated pair is none of the ways' business.
 Way way_of(const Output& out, const GemmProblem& p) {
-  const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone && out.alpha == 1.f;
+  const bool alone = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
+  const bool plain = alone && out.alpha == 1.f;
   if (out.f32) {
     const bool fits = out.swap || (p.n % 2 == 0 && aligned(out.d, 8));
     return plain && fits && !p.gated ? Way::kFloats : Way::kElements;
   }
   const bool whole = p.n % 8 == 0 && aligned(out.d, 16);
   if (whole && (plain || p.gated)) return Way::kPlain;
-  if (p.gated) return Way::kRows;
+  if (p.gated || alone) return Way::kRows;
   if (!usual(p.activation) || !aligned(out.bias, 4)) return Way::kElements;  // a bias is read in pairs
   if (whole && aligned(out.c, 16)) return Way::kActivated;
-  return p.has_c ? Way::kElements : Way::kRows;
+  return p.has_c ? Way::kElements : Way::kActivatedRows;
 }
 
 Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {

@@ -101,7 +101,8 @@ def package(tmp_path):
 
 def import_error(package):
     code = "try:\n import jaxgemm\nexcept ImportError as error:\n print(error.name, error, sep='|')"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(package.parent)}
+    path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd="/", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

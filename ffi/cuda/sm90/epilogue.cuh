@@ -33,8 +33,9 @@ class EpilogueWarp {
   static_assert(16 * kCols * 2 <= kBufferBytes);
   static constexpr int kTogether = kStrips < 2 ? 1 : 2;  // strips of unaligned rows that do not overlap
   using Rows = RowWriter<kCols, kTogether>;
-  // Whether there is code for rows without an epilogue alone; three consumers have no registers for it.
-  static constexpr bool kAlone = E::kConsumers < 3;
+  // Whether there is code for rows without an epilogue alone: three consumers, and the most accumulators,
+  // leave no registers for it.
+  static constexpr bool kAlone = E::kConsumers < 3 && E::kTile.accumulators() < 160;
 
  public:
   // Consumer `warp` of the block.

@@ -24,7 +24,7 @@ _XLA_UNALIGNED, _XLA_SUMS, _STEP, _XLA_COPIES = (60e6, 2.2e6, (1.2, 0.016, 1.8, 
 _XLA_PADS, _PADDED_FROM = 3.0, (96, 80)
 #: The same of fp32 at full precision by cuBLAS, whose kernels for such rows have tiles of so many rows and columns:
 #: their least time, products a microsecond, what a tile takes beside its sums, in elements of them, and bytes a
-#: microsecond. Read off 8 products of 2047x2047x129 and 96 of 197x197x64 on an H100, and 2047x2049x2051 on an H200.
+#: microsecond. Read off unaligned_fp32.json of benchmarks/results/nvidia-h100-80gb-hbm3.
 _XLA_FP32, _FP32_TILE, _MULTIPROCESSORS = (2.0, 20.8e6, 14, 2.3e6), 64, 132
 #: Short sides of 16-bit products for which XLA's default choice is often a slower kernel than there is, and the long
 #: side from which on it is not.

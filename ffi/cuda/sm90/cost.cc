@@ -19,8 +19,9 @@
 // models have, many configurations of each: by the time that the model's choice loses against the best of
 // them, and by how far its times are off. The timings are fit.json of benchmarks/results/nvidia-h200 and, of
 // nvidia-h100-80gb-hbm3, walks_fit.json, eighths_fit.json, copied_fit.json and realigned_fit.json. Epilogues
-// have become faster since: what they add for more than storing is fitted to the H200's present_fit.json, and
-// what clusters, copies, unaligned results and tiles of every eighth row take to its odd_fit.json too. The
+// have changed since: what they add for more than storing (kFinished) was fitted to the H200's present_fit.json
+// when each such finish had a kernel of its own, and one kernel now finishes in every way; what clusters,
+// copies, unaligned results and tiles of every eighth row take was fitted to its odd_fit.json too. The
 // rates are an H200's, and memory's is scaled to the machine's. Constants absorb what the model leaves out,
 // so they are not the machine's rates.
 #include "cost.h"

@@ -10,7 +10,7 @@
 namespace jaxgemm::cuda::sm90 {
 
 // Where one operand's tile comes from: the copy engine, straight into the swizzled stage. Blocks of a cluster
-// that need the same tile load a slice each and multicast it: kMulticast, where there are clusters. Stages
+// that need the same tile load a slice each and multicast it, if the compiler is told so (kMulticast). Stages
 // may hold more than these lines.
 //
 // Lines that do not exist take the copy engine longer than others. So of a tile at the operand's edge it is
@@ -239,6 +239,8 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   const uint64_t y_base = Y::descriptor(shared.y);
   StageRelease<E> release(shared, place);
 
+  // The first stage stays in the loop: with code of its own before it, the compiler finds no registers to keep
+  // the products of large tiles in flight, and makes each wait for the one before.
   uint32_t accumulate = 0;
   for (int block = 0; block < k_blocks; ++block) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);

@@ -2,8 +2,7 @@
 //
 // A vector of D is made of the ends of two that are staged. Only the ends of rows are written in smaller
 // parts. Few warps run, and each waits for its own instructions, so that there should be few, and many that
-// are independent: strips are written two at a time, and what a lane has to know is worked out when it
-// changes.
+// are independent: strips are written two at a time, and `start` works out what a lane has to know of both.
 #pragma once
 
 #include "../device/pair.cuh"

@@ -37,7 +37,7 @@ def child(suites: Sequence[str]) -> None:
     from shapes import SUITES as ALL
 
     import jaxgemm
-    from jaxgemm import bench
+    from jaxgemm.measure import bench
 
     cases = [(name, case) for name in suites for case in ALL[name].cases]
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from paths import forms
 
 import jaxgemm
-from jaxgemm import timing
-from jaxgemm.bench import Bench, parse_kernel
+from jaxgemm.measure import timing
+from jaxgemm.measure.bench import Bench, parse_kernel
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 HIGHEST = jax.lax.Precision.HIGHEST

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgemm import report
+from jaxgemm.measure import report
 from jaxgemm.roofline import KNOWN_DEVICES, DeviceLimits
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 
-from jaxgemm import bench, report
-from jaxgemm.case import Case, make_inputs
+from jaxgemm.measure import bench, report
+from jaxgemm.measure.case import Case, make_inputs
 
 _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]

@@ -14,7 +14,7 @@ import paths
 from paths import forms, sets_of_operands
 
 import jaxgemm
-from jaxgemm.bench import Bench
+from jaxgemm.measure.bench import Bench
 
 SAMPLE = 16  # rows of the result that are compared with float64
 

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxgemm
-from jaxgemm import bench, report
-from jaxgemm.case import DTYPES, Case
+from jaxgemm.measure import bench, report
+from jaxgemm.measure.case import DTYPES, Case
 
 _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]

@@ -149,7 +149,7 @@ def main() -> int:
     from gpu_record import digest
     from run import slug, write
 
-    from jaxgemm import report
+    from jaxgemm.measure import report
 
     names = kernels()
     if not names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxgemm import report
+from jaxgemm.measure import report
 
 Result = dict[str, Any]
 Series = dict[str, dict[int, float]]
@@ -127,7 +127,7 @@ def _lines(rows: list[Result], effective: bool) -> list[list[str]]:
 
 def check_plot(file: Path) -> None:
     """Raise ImportError or ValueError if nothing can be drawn into that file."""
-    from jaxgemm import plot
+    from jaxgemm.measure import plot
 
     plot.check(file)
     if not file.absolute().parent.is_dir():

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgemm import bench, report
-from jaxgemm.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
+from jaxgemm.measure import bench, report
+from jaxgemm.measure.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
 
 _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]

@@ -21,8 +21,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 import jaxgemm
-from jaxgemm import bench, report, timing
-from jaxgemm.case import DTYPES
+from jaxgemm.measure import bench, report, timing
+from jaxgemm.measure.case import DTYPES
 
 _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE.parent / "tests")]

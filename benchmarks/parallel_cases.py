@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgemm
-from jaxgemm.bench import parse_kernel
+from jaxgemm.measure.bench import parse_kernel
 
 AXIS = "t"
 #: The form that others are compared with.

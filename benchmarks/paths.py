@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxgemm import timing
-from jaxgemm.bench import Bench, cache_bytes
+from jaxgemm.measure import timing
+from jaxgemm.measure.bench import Bench, cache_bytes
 
 Function = Callable[..., jax.Array]
 

@@ -17,7 +17,7 @@ import paths
 from paths import Function, forms, sets_of_operands
 
 import jaxgemm
-from jaxgemm.bench import Bench
+from jaxgemm.measure.bench import Bench
 
 Shape = tuple[int, ...]
 

@@ -29,9 +29,9 @@ from typing import Any
 
 import jax
 
-from jaxgemm import bench, report
-from jaxgemm.case import Case, make_inputs
 from jaxgemm.kernels import Device, Kernel, default_platform, device_for, find_kernel
+from jaxgemm.measure import bench, report
+from jaxgemm.measure.case import Case, make_inputs
 from jaxgemm.problem import Problem
 from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug

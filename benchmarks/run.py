@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxgemm
-from jaxgemm import bench, report
+from jaxgemm.measure import bench, report
 from jaxgemm.tuning import slug as slug
 
 _HERE = Path(__file__).resolve().parent

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxgemm.case import Case
+from jaxgemm.measure.case import Case
 
 sys.path.append(str(Path(__file__).resolve().parent))
 

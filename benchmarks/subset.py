@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxgemm import report
 from jaxgemm.kernels import find_kernel
+from jaxgemm.measure import report
 
 _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE)]

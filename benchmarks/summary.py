@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from jaxgemm.report import print_table
+from jaxgemm.measure.report import print_table
 
 _RESULTS = Path(__file__).resolve().parent / "results"
 COLUMNS = (

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxgemm
-from jaxgemm import report
+from jaxgemm.measure import report
 
 LENGTH, SIZE = 500, 64
 LIMIT = 1.3

@@ -20,9 +20,10 @@ from pathlib import Path
 import jax
 
 import jaxgemm
-from jaxgemm import bench, report, tuning
-from jaxgemm.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
+from jaxgemm import tuning
 from jaxgemm.kernels import default_platform, device_for, find_kernel
+from jaxgemm.measure import bench, report
+from jaxgemm.measure.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
 from jaxgemm.problem import Problem
 from jaxgemm.select import CONTENDERS, candidates, check
 from jaxgemm.xla_hopper import better_left

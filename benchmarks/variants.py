@@ -14,9 +14,9 @@ from typing import Any
 import jax
 from paths import Function, forms, sets_of_operands
 
-from jaxgemm import timing
-from jaxgemm.bench import Bench
-from jaxgemm.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
+from jaxgemm.measure import timing
+from jaxgemm.measure.bench import Bench
+from jaxgemm.measure.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
 
 #: Square products of three sizes, rows that are no vectors, and many and few rows of a model's layer.
 VARIED = {

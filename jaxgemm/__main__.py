@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import jaxgemm
-from jaxgemm import bench, plot, report
-from jaxgemm.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
+from jaxgemm.measure import bench, plot, report
+from jaxgemm.measure.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
 
 T = TypeVar("T")
 

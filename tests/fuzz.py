@@ -40,7 +40,7 @@ from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # what runs beside it needs memory as well
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path += [str(_HERE), str(_HERE / "support")]
 
 import fuzz_cases  # noqa: E402
 import jax  # noqa: E402

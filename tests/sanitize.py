@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path += [str(_HERE), str(_HERE / "support")]
 
 from gpu_record import digest  # noqa: E402
 
@@ -186,7 +186,7 @@ def products(kernels: tuple[str, ...] | list[str]) -> int:
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from test_gated_launch import check_result, operands
+    from pairs import check_result, operands
 
     import jaxgemm
 

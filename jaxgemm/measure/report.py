@@ -21,8 +21,8 @@ import numpy as np
 import jaxgemm
 from jaxgemm import roofline
 from jaxgemm._runtime import ffi
-from jaxgemm.bench import Bench, Row
-from jaxgemm.case import DTYPES
+from jaxgemm.measure.bench import Bench, Row
+from jaxgemm.measure.case import DTYPES
 
 if TYPE_CHECKING:
     from jaxgemm.kernels import Kernel

@@ -8,8 +8,8 @@ import pytest
 from cases import LAYOUTS, taken
 from oracle import Product, check_all
 
-from jaxgemm.case import Case
 from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.measure.case import Case
 from jaxgemm.select import candidates, configuration
 
 ROW = find_kernel("sm90")

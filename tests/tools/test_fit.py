@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from jaxgemm.case import Case
 from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.measure.case import Case
 from jaxgemm.select import candidates
 
 ROW = find_kernel("sm90")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgemm import bench
+from jaxgemm.measure import bench
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import jaxgemm
-from jaxgemm import bench, case, plot, report
 from jaxgemm.__main__ import main
-from jaxgemm.case import Case
 from jaxgemm.kernels import find_kernel
+from jaxgemm.measure import bench, case, plot, report
+from jaxgemm.measure.case import Case
 
 ON_CPU = jax.default_backend() == "cpu"
 OURS = "host" if ON_CPU else "tiled"

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from meshes import mesh, put
-from oracle import ACTIVATIONS, dtype_of, poison
+from oracle import dtype_of, poison
+from pairs import check_result, operands
 
 import jaxgemm
 from jaxgemm import gated
@@ -23,33 +24,12 @@ from jaxgemm.select import Choice, candidates, check, select_gated
 
 ROW = find_kernel("sm90")
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
-#: Error of a result, relative to itself (it is rounded once), and to the largest: every step of the instruction's 16
-#: along k may cut off half of a running sum's last bit, in fp32.
-ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-
-
-def sums(k):
-    return max(2e-5, k / 16 * 2.0**-24)
-
-
 TYPES = [types[0::2] for types in ROW.types]
 
 
 def values(**options):
     """A configuration with these options, and the model's choice of the others."""
     return tuple(options.get(name, 0) for name in ROW.options)
-
-
-def operands(rng, m, n, k, dtype):
-    shapes = (m, k), (k, n), (k, n)
-    arrays = (rng.standard_normal(s) / (1 if i == 0 else max(k, 1) ** 0.5) for i, s in enumerate(shapes))
-    return [np.asarray(x).astype(dtype_of(dtype)) for x in arrays]
-
-
-def exact(args, activation):
-    x, gate, up = (np.asarray(v, np.float64) for v in args)
-    z = x @ gate
-    return (z if activation is None else ACTIVATIONS[activation](z)) * (x @ up)
 
 
 def params(activation, out):
@@ -76,14 +56,6 @@ def run(choice, args, activation="silu", out=None):
     program = jax.jit(partial(gated.launch, choice, **params(activation, out))).lower(*arrays).compile()
     poison([(args[0].shape[0], args[1].shape[1])], out)
     return np.asarray(program(*arrays))
-
-
-def check_result(got, args, activation="silu"):
-    want = exact(args, activation)
-    assert got.shape == want.shape
-    allowed = ROUNDING[got.dtype.name] * np.abs(want) + sums(args[0].shape[1]) * np.abs(want).max(initial=0)
-    wrong = ~(np.abs(np.asarray(got, np.float64) - want) <= allowed)
-    assert not wrong.any(), f"{wrong.sum()} of {wrong.size} wrong, the first at {np.argwhere(wrong)[0]}"
 
 
 # --- What the kernel computes ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks/plot.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks/plot.py"
 ROWS = [
     {"problem": f"{n}x{n}x{n} NN bf16", "kernel": kernel, "ratio": ratio, "roofline_fraction": 0.5}
     for n, ratio in ((64, 0.9), (128, 1.3), (256, None))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgemm.bench import Row
+from jaxgemm.measure.bench import Row
 
 _FORMATS = (".png", ".svg", ".pdf")
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgemm import cupti, timing
+from jaxgemm.measure import cupti, timing
 
 #: Nanoseconds since 1970: numbers of which a float does not keep the last digits.
 NOW = 1_764_000_000_000_000_001

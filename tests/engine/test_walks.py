@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from oracle import Product, run_all
 
-from jaxgemm.case import Case
 from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.measure.case import Case
 from jaxgemm.select import candidates, configuration
 
 ROW = find_kernel("sm90")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import sanitize
 
-SCRIPT = Path(__file__).with_name("sanitize.py")
+SCRIPT = Path(__file__).parents[1] / "sanitize.py"
 
 
 def run(tmp_path, says, status=0, *, takes=0, seconds=60):

@@ -14,7 +14,7 @@ from jaxgemm import _runtime
 
 BINDING = Path(importlib.import_module("jaxgemm._ffi").__file__)
 LIBRARY = BINDING.with_name(_runtime.LIBRARY)
-SOURCES = Path(__file__).resolve().parent.parent / "ffi"
+SOURCES = Path(__file__).resolve().parents[2] / "ffi"
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="these are no ELF files here")
 

@@ -11,9 +11,9 @@ import pytest
 from oracle import Product, check_all
 
 import jaxgemm
-from jaxgemm import bench
+from jaxgemm.measure import bench
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results/nvidia-h200"
 LADDER = [row for row in jaxgemm.kernels() if row.family == "ladder"]
 ROWS = [row.name for row in LADDER]

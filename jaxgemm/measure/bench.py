@@ -16,8 +16,9 @@ from typing import Any, cast
 import jax
 
 import jaxgemm
-from jaxgemm import roofline, timing
-from jaxgemm.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
+from jaxgemm import roofline
+from jaxgemm.measure import timing
+from jaxgemm.measure.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
 
 #: XLA's paths on a GPU, with the compiler options that select them.
 XLA_PATHS: Mapping[str, dict[str, Any]] = {"default": {}, "cublas": {"xla_gpu_enable_triton_gemm": False}}
@@ -157,7 +158,7 @@ class Bench:
 
     @property
     def queued(self) -> bool:
-        """Whether wall times are of queued calls: see :func:`jaxgemm.timing.measure`."""
+        """Whether wall times are of queued calls: see :func:`jaxgemm.measure.timing.measure`."""
         return str(self.device.platform) != "cpu"
 
     def default_kernels(self) -> list[str]:

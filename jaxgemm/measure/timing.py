@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxgemm import cupti
-from jaxgemm.cupti import KernelRecord
+from jaxgemm.measure import cupti
+from jaxgemm.measure.cupti import KernelRecord
 
 Program = Callable[..., Any]
 

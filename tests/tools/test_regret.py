@@ -8,8 +8,8 @@ from dataclasses import replace
 import jax
 import pytest
 
-from jaxgemm.case import Case
 from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.measure.case import Case
 from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug
 

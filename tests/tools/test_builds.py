@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks/builds.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/builds.py"
 
 
 @pytest.fixture(scope="module")

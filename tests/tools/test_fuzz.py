@@ -20,7 +20,7 @@ from fuzz_load import Load
 
 import jaxgemm
 
-SCRIPT = Path(__file__).with_name("fuzz.py")
+SCRIPT = Path(__file__).parents[1] / "fuzz.py"
 ROWS = jaxgemm.kernels()
 F32 = ("float32", "float32", "float32", "float32")
 PLAIN = Case("host", F32, (33, 17, 21), guarded=False)

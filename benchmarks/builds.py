@@ -26,6 +26,9 @@ import numpy as np
 
 _HERE = Path(__file__).resolve().parent
 SUITES = ("bf16", "16bit", "unseen", "survey", "small", "pitches", "sgemm")
+SIDES = ("old", "new")
+#: What tells a build, of what jaxgemm.measure.provenance tells.
+SOURCES = ("commit", "ffi_digest", "package_digest")
 #: How a child's lines for its parent begin; anything else on its output is somebody's warning.
 MARK = "builds: "
 
@@ -45,8 +48,7 @@ def child(suites: Sequence[str]) -> None:
         return jaxgemm.explain(case.ours, *case.operands).products[0].kernel != "xla"
 
     ours = [[name, str(case)] for name, case in cases if is_ours(case)]
-    device = jax.devices()[0].device_kind
-    _say({"device": device, "ours": ours, "all": [[name, str(case)] for name, case in cases]})
+    _say({"about": _about(jax.devices()[0]), "ours": ours, "all": [[name, str(case)] for name, case in cases]})
     wanted = {tuple(key) for key in json.loads(sys.stdin.readline())}
     cases = [(name, case) for name, case in cases if (name, str(case)) in wanted]
     runner = bench.on_default_device(repeats=16, budget_s=0.05)
@@ -63,6 +65,17 @@ def child(suites: Sequence[str]) -> None:
                 inputs = [_operands(case, pools, 16384 * i) for i in range(copies)]
                 found.append((str(case), runner.times({"auto": program}, inputs)["auto"].us))
         _say(found)
+
+
+def _about(device: Any) -> dict[str, Any]:
+    """What runs here; of a build that is older than jaxgemm.measure.provenance as much as it can tell."""
+    from jaxgemm._runtime import ffi
+
+    try:
+        from jaxgemm.measure import provenance
+    except ImportError:
+        return {"device": device.device_kind, "commit": "", "ffi_digest": ffi.source_digest(), "package_digest": ""}
+    return provenance.record(device)
 
 
 def _say(value: Any) -> None:
@@ -85,7 +98,7 @@ class Build:
     """A process that runs one build.
 
     Attributes:
-        device: the card.
+        about: what it was measured with, as jaxgemm.measure.provenance tells it.
         ours: (suite, product) of those that a kernel of ours computes.
         all: of every product.
     """
@@ -96,7 +109,7 @@ class Build:
         command = [sys.executable, "-P", __file__, "--child", *suites]
         self._process = subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         said = self._answer()
-        self.device: str = said["device"]
+        self.about: dict[str, Any] = said["about"]
         self.ours = {tuple(key) for key in said["ours"]}
         self.all = [tuple(key) for key in said["all"]]
 
@@ -180,9 +193,12 @@ def main(arguments: Sequence[str]) -> int:
     rows = compare(builds, suites, given.rounds)
     print("\n".join(summary(rows)))
     if given.output:
-        head = json.dumps({"device": builds[0].device, "rounds": given.rounds}, indent=1)[1:-2]
-        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-        given.output.write_text(f'{{{head},\n "rows": [\n{lines}\n ]\n}}\n')
+        sys.path.insert(0, given.new)  # which writes the file
+        from jaxgemm.measure import provenance, report
+
+        sources = {side: {x: build.about[x] for x in SOURCES} for side, build in zip(SIDES, builds, strict=True)}
+        about = {**builds[1].about, "script": provenance.script(), "rounds": given.rounds, "builds": sources}
+        report.write(given.output, {**about, "rows": rows})
     return 0
 
 

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 #: (kernel, m, n, k, type): one of each family that has much code for a type and layout.
 PRODUCTS = (
@@ -24,7 +25,7 @@ PRODUCTS = (
 )
 
 CHILD = """
-import sys, time
+import json, sys, time
 import jax, jax.numpy as jnp, numpy as np
 kernel, m, n, k, dtype = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
 rng = np.random.default_rng(0)
@@ -36,12 +37,13 @@ for _ in range(2):
     start = time.perf_counter()
     run(a, b).block_until_ready()
     print(1e3 * (time.perf_counter() - start))
-print(jax.devices()[0].device_kind)
+from jaxgemm.measure import provenance
+print(json.dumps(provenance.record(jax.devices()[0])))
 """
 
 
-def loading(folder: Path, product: tuple[str, int, int, int, str]) -> tuple[float, str]:
-    """Milliseconds that the first run of a product took more than the second, and the device's name."""
+def loading(folder: Path, product: tuple[str, int, int, int, str]) -> tuple[float, dict[str, Any]]:
+    """Milliseconds that the first run of a product took more than the second, and what it was measured with."""
     env = {
         **os.environ,
         "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
@@ -51,8 +53,8 @@ def loading(folder: Path, product: tuple[str, int, int, int, str]) -> tuple[floa
     done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise SystemExit(f"first_product: {folder}: {done.stderr[-2000:]}")
-    first, second, device = done.stdout.splitlines()
-    return float(first) - float(second), device
+    first, second, about = done.stdout.splitlines()
+    return float(first) - float(second), json.loads(about)
 
 
 def main(arguments: list[str]) -> int:
@@ -63,23 +65,32 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="where to write a JSON file")
     given = parser.parse_args(arguments)
     builds = dict(build.split("=", 1) for build in given.builds)
-    rows, device = [], ""
+    rows: list[dict[str, Any]] = []
+    about: dict[str, dict[str, Any]] = {}
     for product in PRODUCTS:
         times: dict[str, list[float]] = {name: [] for name in builds}
         for _ in range(given.runs):
             for name, folder in builds.items():
-                took, device = loading(Path(folder), product)
+                took, about[name] = loading(Path(folder), product)
                 times[name].append(round(took, 2))
         kernel, m, n, k, dtype = product
         row = {"kernel": kernel, "problem": f"{m}x{n}x{k} {dtype}", "ms": times}
         rows.append(row)
         medians = "  ".join(f"{name} {statistics.median(ms):7.2f}" for name, ms in times.items())
         print(f"{kernel:8s} {row['problem']:24s} {medians} ms", flush=True)
-    sizes = {name: Path(folder, "jaxgemm/libjaxgemm.so").stat().st_size for name, folder in builds.items()}
     if given.output:
-        head = json.dumps({"device": device, "library_bytes": sizes}, indent=1)[1:-2]
-        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-        given.output.write_text(f'{{{head},\n "rows": [\n{lines}\n ]\n}}\n')
+        sys.path.insert(0, next(iter(builds.values())))  # which writes the file
+        from jaxgemm.measure import provenance, report
+
+        each = {
+            name: {
+                "library_bytes": Path(folder, "jaxgemm/libjaxgemm.so").stat().st_size,
+                **{x: about[name][x] for x in ("commit", "ffi_digest", "package_digest")},
+            }
+            for name, folder in builds.items()
+        }
+        head = {**next(iter(about.values())), "script": provenance.script(), "builds": each}
+        report.write(given.output, {**head, "rows": rows})
     return 0
 
 

@@ -1,19 +1,19 @@
 """Fits the constants of sm90's cost model to timings: python benchmarks/fit.py --steps 20000
 
-Timings are those that regret.py writes, on devices that jaxgemm.roofline knows, by default
-benchmarks/results/nvidia-h200/fit.json; cost.cc names the files that its constants are of. The model, which is
+Timings are those of benchmarks/results/sm90_configurations.json, which regret.py writes, on devices that
+jaxgemm.roofline knows: of the sources that are named, by default nvidia-h200/fit. cost.cc names the sources that its
+constants are of. The model, which is
 ffi/cuda/sm90/cost.cc itself with its constants as variables, is compiled, and a random walk changes a few constants
 at a time for what its choices lose against the best configuration of each product, and for how far its times are from
 those measured. The launch is set last, so that small products take on average what is expected of them, as `auto`
 holds these times to other kernels' and XLA's. What comes out are the lines of cost.cc, the same for the same timings,
-steps and seed. Judge them by products of another seed: python benchmarks/fit.py FILE --steps 0
+steps and seed. Judge them by products of another seed: python benchmarks/fit.py nvidia-h200/regret --steps 0
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import math
 import random
 import re
@@ -23,14 +23,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from jaxgemm.measure import report
+from jaxgemm.measure import configurations, report
+from jaxgemm.measure.configurations import Product
 from jaxgemm.roofline import KNOWN_DEVICES, DeviceLimits
 
 _ROOT = Path(__file__).resolve().parent.parent
 _MODEL = "ffi/cuda/sm90/cost.cc"
-_DATA = _ROOT / "benchmarks/results/nvidia-h200/fit.json"
+_TABLE = _ROOT / "benchmarks/results/sm90_configurations.json"
+_SOURCE = "nvidia-h200/fit"
 _FITTED = KNOWN_DEVICES["NVIDIA H200"]  # whose rates the constants are
 
 _SCALAR = re.compile(r"^constexpr double (k\w+) = ([-\d.e]+);", re.MULTILINE)
@@ -182,23 +183,19 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
 _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 4}  # as ffi/problem.h counts them
 
 
-def load(model: ctypes.CDLL, products: Sequence[dict[str, Any]], device: DeviceLimits = _FITTED) -> list[list[float]]:
-    """Give the timings of a result file's products, and whose they are, to the model; returns their microseconds.
+def load(model: ctypes.CDLL, products: Sequence[Product], device: DeviceLimits = _FITTED) -> list[list[float]]:
+    """Give the timings of products, and whose they are, to the model; returns their microseconds.
 
     Products are left out where all that was timed are tiles that there are no more.
     """
     found: list[list[float]] = []
     row = ctypes.c_int64 * model.option_count()
-    for p in products:
-        extents = p["m"], p["n"], p["k"], p["batch"] or 1
-        transposed = [int(letter == "T") for letter in p["layout"]]
-        epilogue = int(p["bias"]), _ACTIVATIONS[p["activation"]]
+    for case, timed in ((product.case, product.timed) for product in products):
+        transposed = [int(letter == "T") for letter in case.layout]
+        epilogue = int(case.bias), _ACTIVATIONS[case.activation]
+        extents = case.m, case.n, case.k, case.batch or 1
         model.add_product(*extents, *transposed, *epilogue, device.multiprocessors, device.bandwidth)
-        times = []
-        for line in p["configurations"]:
-            *options, _, us = line.split()
-            if model.add_timing(row(*map(int, options)), float(us)):
-                times.append(float(us))
+        times = [us for config, us in timed if us and model.add_timing(row(*config), us)]
         if times:
             found.append(times)
         else:
@@ -267,28 +264,29 @@ def lines(names: Sequence[str], values: Sequence[float]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, default=[_DATA], help="of timings (default fit.json's)")
+    parser.add_argument("sources", nargs="*", default=[_SOURCE], help=f"of timings (default {_SOURCE})")
+    parser.add_argument("--table", type=Path, default=_TABLE, help="of configurations (default benchmarks/results')")
     parser.add_argument("--steps", type=int, default=20000, help="of the walk (default 20000); 0 only judges")
     parser.add_argument("--weight", type=float, default=1.0, help="of the error of expected times (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the walk (default 1)")
     parser.add_argument("--only", default="", help="beginnings of constants' names, by commas: the others stay")
     options = parser.parse_args(arguments)
     try:
-        documents = [json.loads(file.read_text()) for file in options.files]
-        timed = [(document["rows"], str(document["device"])) for document in documents]
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        parser.error(f"no file of timings: {error}")
+        table = configurations.load(options.table, "sm90")
+        timed = [(table.of(source), str(table.sources[source]["device"])) for source in options.sources]
+    except (OSError, ValueError) as error:
+        parser.error(f"no timings: {error}")
     if unknown := sorted({device for _, device in timed} - set(KNOWN_DEVICES)):
         parser.error(f"no rates of {', '.join(unknown)}: jaxgemm.roofline knows {', '.join(KNOWN_DEVICES)}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             model, names = compiled(Path(folder))
-            found = [us for rows, device in timed for us in load(model, rows, KNOWN_DEVICES[device])]
+            found = [us for products, device in timed for us in load(model, products, KNOWN_DEVICES[device])]
         except (RuntimeError, ValueError) as error:
             parser.error(str(error))
         if not found:
             parser.error("no product has a timing of a tile that there is")
-        if left_out := sum(len(rows) for rows, _ in timed) - len(found):
+        if left_out := sum(len(products) for products, _ in timed) - len(found):
             print(f"{left_out} products left out: none of their timings is of a tile that there is")
         only = tuple(options.only.split(","))
         if not any(name.startswith(only) for name in names):

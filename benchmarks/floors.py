@@ -22,12 +22,11 @@ from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import Case, make_inputs
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+sys.path.append(str(_HERE))
 
-from gpu_record import digest  # noqa: E402
 from ladder_textbook import build, parse, register  # noqa: E402
 from paths import sets_of_operands  # noqa: E402
-from run import collect, write  # noqa: E402
+from run import collect  # noqa: E402
 
 #: Of those of suite bf16 that memory bounds, and two batches.
 SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
@@ -127,13 +126,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             register(build(Path(folder), runner.device, SOURCE), ["floor_move"])
         except RuntimeError as error:
             parser.error(str(error))
-        document = report.document(runner, [], suite="floors", source_digest=digest())
+        document = report.document(runner, [], suite="floors")
         cases = [Case(m, n, k, "bfloat16", batch=batch) for m, n, k, batch in SHAPES]
         rows = collect(
             "floors",
             cases,
             lambda case: [measure(runner, case)],
-            lambda rows: write(results / "floors.json", {**document, "rows": rows}),
+            lambda rows: report.write(results / "floors.json", {**document, "rows": rows}),
         )
     names = list(rows[0]["us"])
     lines = [

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +28,11 @@ from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import DTYPES, Case
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+sys.path.append(str(_HERE))
 
 import ladder_docs  # noqa: E402
 import ladder_report  # noqa: E402
-from gpu_record import digest  # noqa: E402
-from run import slug, write  # noqa: E402
+from run import slug  # noqa: E402
 
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
 CPU_SIZES = (64, 128, 256)
@@ -187,8 +185,7 @@ def measure(runner: bench.Bench, kernels: Sequence[str], sizes: Sequence[int] | 
     """Measure everything, keeping the file up to date. Ctrl-C ends it early."""
     work = plan(kernels, sizes, runner.device.platform)
     rows: list[dict[str, Any]] = []
-    document: dict[str, Any] = {}
-    sources = digest()
+    document: dict[str, Any] = report.document(runner, [], suite="ladder")
     with contextlib.suppress(KeyboardInterrupt):
         if runner.device.platform != "cpu":
             tune(runner, [case for part, case, _ in work if part != "over k"])
@@ -199,9 +196,8 @@ def measure(runner: bench.Bench, kernels: Sequence[str], sizes: Sequence[int] | 
                 paths = {name: o for name, o in runner.xla_paths.items() if part != "over k" or name != "default"}
                 here = replace(runner, xla_paths=paths or runner.xla_paths)
                 rows += [record(part, row) for row in here.measure(case, names)]
-                document = report.document(runner, [], suite="ladder", source_digest=sources)
                 document["rows"] = rows
-                write(file, document)
+                report.write(file, document)
     return document
 
 
@@ -239,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.docs and (options.sizes or options.kernel):
         parser.error("--docs needs the whole ladder: leave out --sizes and --kernel")
     if options.source is not None:
-        document = json.loads(options.source.read_text())
+        document = report.load(options.source)
     else:
         runner = bench.on_default_device(repeats=options.repeats, budget_s=options.budget)
         kernels = options.kernel or ladder(runner.device.platform)
@@ -254,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = "ladder_partial.json" if options.sizes or options.kernel else "ladder.json"
         file = options.results / slug(report.device_name(runner.device)) / name
         document = measure(runner, kernels, options.sizes, file)
-    if not document:
+    if not document["rows"]:
         return 1
     if options.docs and document["platform"] == "cpu":
         parser.error("docs/ladder.md shows a GPU's figures, and this is a CPU's result")

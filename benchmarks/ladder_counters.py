@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+sys.path.append(str(_HERE))
 
 #: The profiler's metric behind each figure. All but the last three lines are percentages.
 METRICS = {
@@ -146,10 +146,9 @@ def main() -> int:
         parser.error("ncu is not on the PATH: it comes with Nsight Compute")
 
     import jax
-    from gpu_record import digest
-    from run import slug, write
+    from run import slug
 
-    from jaxgemm.measure import report
+    from jaxgemm.measure import provenance, report
 
     names = kernels()
     if not names:
@@ -157,8 +156,8 @@ def main() -> int:
     found = rows(profile(names, options.size), names)
     device = jax.devices()[0]
     how = f"ncu, one launch of each kernel through JAX at {options.size}³, clocks left alone; shares of the unit's peak"
-    document = {**report.environment(device), "how": how, "source_digest": digest(), "rows": found}
-    write(options.results / slug(report.device_name(device)) / "ladder_counters.json", document)
+    document = {**provenance.record(device), "how": how, "rows": found}
+    report.write(options.results / slug(report.device_name(device)) / "ladder_counters.json", document)
     shares = ("issue", "fma", "tensor", "wavefronts", "conflicts", "sectors", "l1_hits", "occupancy")
     lines = [
         [r["kernel"], *("" if r[key] is None else f"{r[key]:.0%}" for key in shares), str(r["registers"])]

@@ -6,12 +6,13 @@ the tables, so that no figure is copied by hand and none can be older than the r
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from jaxgemm.measure import report
 
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))
@@ -42,7 +43,7 @@ STALLS = {
 def beside(document: Result, name: str) -> Result:
     """Another result of that device, as "ladder_counters.json"; one of no rows if there is none."""
     file = _HERE / "results" / slug(document["device"]) / name
-    return dict(json.loads(file.read_text())) if file.exists() else {"rows": []}
+    return report.load(file) if file.exists() else {"rows": []}
 
 
 def figures(document: Result, counters: Result, textbook: Result) -> dict[str, str]:

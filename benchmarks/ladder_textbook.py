@@ -2,8 +2,8 @@
 
 Ours carry the whole contract: alpha, beta, bias and activation, transposition, batches, any extent. The textbook's
 forms of `naive`, `coalesced` and `tiled` compute D = A B of row-major fp32 with 32-bit indices and nothing else. This
-compiles the latter with nvcc, calls them through the same FFI, and times both in turn on the same data: what the
-contract costs. Results go to benchmarks/results/<device>/ladder_textbook.json.
+compiles the textbook's forms with nvcc, calls them through the same FFI, and times both in turn on the same data: what
+the contract costs. Results go to benchmarks/results/<device>/ladder_textbook.json.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import json
 import shutil
 import subprocess
 import sys
@@ -27,10 +26,9 @@ from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+sys.path.append(str(_HERE))
 
-from gpu_record import digest  # noqa: E402
-from run import slug, write  # noqa: E402
+from run import slug  # noqa: E402
 
 SIZES = (1024, 2048, 4096)
 KERNELS = ("naive", "coalesced", "tiled")
@@ -210,13 +208,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             register(build(Path(folder), runner.device, SOURCE), [f"textbook_{name}" for name in KERNELS])
         except RuntimeError as error:
             parser.error(str(error))
-        document = report.document(runner, [], suite="ladder_textbook", source_digest=digest())
+        document = report.document(runner, [], suite="ladder_textbook")
         document["rows"] = [row for size in SIZES for row in measure(runner, size)]
-    file = results / "ladder_textbook.json"
-    write(file, document)
+    report.write(results / "ladder_textbook.json", document)
     lines = [
         [f"{r['kernel']} {r['n']}", f"{r['tflops']:.2f}", f"{r['textbook_tflops']:.2f}", f"{r['ratio']:.3f}"]
-        for r in json.loads(file.read_text())["rows"]
+        for r in document["rows"]
     ]
     report.print_table("fp32, TFLOP/s", ["kernel", "ours", "textbook", "ratio"], lines)
     return 0

@@ -2,7 +2,7 @@
 
 Measures the cases of parallel_cases.py with jnp.dot's products and with ours, on the same mesh, taking turns. Times
 are wall times of calls issued in a row, because collectives and products overlap, which kernel times would hide.
-Results go to benchmarks/results/<device>-x<devices>/parallel.json, written anew after every case.
+Results go to benchmarks/results/<device>/parallel.json, in place of those of as many devices, after every case.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 import jaxgemm
-from jaxgemm.measure import bench, report, timing
+from jaxgemm.measure import bench, provenance, report, timing
 from jaxgemm.measure.case import DTYPES
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+sys.path.append(str(_HERE))
 
 import parallel_cases  # noqa: E402
-from gpu_record import digest  # noqa: E402
 from parallel_cases import BASE, Case  # noqa: E402
-from run import slug, write  # noqa: E402
+from run import slug  # noqa: E402
 
 _SAMPLED_ROWS = 8
 _COLLECTIVE = re.compile(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
@@ -204,18 +203,17 @@ def main() -> int:
     cases = parallel_cases.make(mesh, **extents, kernels=options.kernel)
     if options.case:
         cases = [case for case in cases if any(text in case.name for text in options.case)]
-    file = options.results / f"{slug(report.device_name(devices[0]))}-x{len(devices)}" / "parallel.json"
-    document = {
-        **report.environment(devices[0]),
+    file = options.results / slug(report.device_name(devices[0])) / "parallel.json"
+    about = {
+        **provenance.record(devices[0]),
         "suite": "parallel",
         "devices": len(devices),
         "dtype": DTYPES[options.dtype],
         **extents,
         "how": f"wall time of calls in a row, median of up to {options.repeats}; ratio: jnp.dot's least / this one's",
-        "source_digest": digest(),
-        "rows": [],
     }
-    print(f"{len(devices)} x {document['device']}, jax {jax.__version__}, jaxgemm {jaxgemm.__version__}; {extents}")
+    found: list[dict[str, Any]] = []
+    print(f"{len(devices)} x {about['device']}, jax {jax.__version__}, jaxgemm {jaxgemm.__version__}; {extents}")
     for flags in options.xla[1:]:
         print(
             f"XLA options {_label(options.xla, flags)}: {', '.join(f'{name}={value}' for name, value in flags.items())}"
@@ -225,16 +223,16 @@ def main() -> int:
             operands = arrays(case, mesh, DTYPES[options.dtype], options.seed)
             rows = measure(case, operands, options.xla, options.repeats, step)
             del operands
-            document["rows"] += rows
-            write(file, document)
+            found += rows
+            report.write(file, report.renewed(file, f"{len(devices)} devices", about, found))
             lines = [cells(row, _label(options.xla, row["xla"]), case.flops, len(devices)) for row in rows]
             report.print_table(
                 f"{case.name}; ratio: jnp.dot's least time / this one's, above 1 ours is faster", COLUMNS, lines
             )
-    for row in document["rows"]:
+    for row in found:
         if row["message"]:
             print(f"{row['case']}, {row['form']}: {row['message']}", file=sys.stderr)
-    return int(any(row["message"] for row in document["rows"]))
+    return int(any(row["message"] for row in found))
 
 
 if __name__ == "__main__":

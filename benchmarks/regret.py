@@ -6,9 +6,9 @@
 
 Products are a suite's, or drawn at random as those of suites survey and small are. Of each the best configurations by
 the model are timed, and of the others, up to --within times as long as the best, some of every tile; with --walks the
-first few by other walks over their tiles, too. The result file,
-benchmarks/results/<device>/regret.json, holds every timing beside what the model expects: what its constants are
-fitted to, and, of another seed, what shows whether they hold for products that they were not fitted to.
+first few by other walks over their tiles, too. Every timing goes into benchmarks/results/<kernel>_configurations.json,
+in place of those that were there of this device under the same --name: what a model's constants are fitted to, and, of
+another seed, what shows whether they hold for products that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxgemm.kernels import Device, Kernel, default_platform, device_for, find_kernel
-from jaxgemm.measure import bench, report
+from jaxgemm.measure import bench, configurations, report
 from jaxgemm.measure.case import Case, make_inputs
+from jaxgemm.measure.configurations import LAUNCH, Product
 from jaxgemm.problem import Problem
 from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+sys.path.append(str(_HERE))
 
-from gpu_record import digest  # noqa: E402
 from paths import sets_of_operands  # noqa: E402
-from run import write  # noqa: E402
 from shapes import SUITES, drawn  # noqa: E402
 from tune import problem_of  # noqa: E402
 
 _CONFIGURATIONS_AT_ONCE = 14  # that are compiled: XLA does so without Python's lock
-#: Options that say how tiles are launched. All others say what a tile is.
-LAUNCH = ("cluster_m", "cluster_n", "split_k", "swap", "group", "grid", "reduction")
 _WALKS = (1, 2, 4, 8, 16, 32)  # rows of tiles that are walked together, by option group
 
 
-def main() -> int:
-    """Run the command line; returns 1 if a product could not be measured."""
+class Measured(NamedTuple):
+    """A product with its timings, and the microseconds that the model expected of each."""
+
+    product: Product
+    expected: tuple[float, ...]
+
+
+def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", default="sm90", help="whose cost model (default sm90)")
     parser.add_argument("--suite", choices=list(SUITES), help="instead of random products")
@@ -64,8 +66,14 @@ def main() -> int:
     parser.add_argument("--others", type=int, default=14, help="of the rest (default 14)")
     parser.add_argument("--walks", type=int, default=0, help="configurations to time by other walks (default 0)")
     parser.add_argument("--within", type=float, default=1.7, help="times the least expected time (default 1.7)")
+    parser.add_argument("--name", default="regret", help="of the timings in the table (default regret)")
     parser.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
-    options = parser.parse_args()
+    return parser, parser.parse_args()
+
+
+def main() -> int:
+    """Run the command line; returns 1 if a product could not be measured."""
+    parser, options = _arguments()
     try:
         row = find_kernel(options.kernel)
         if options.walks and "group" not in row.options:
@@ -76,16 +84,17 @@ def main() -> int:
         parser.error(str(error))
     runner = bench.on_default_device(repeats=15, budget_s=0.05)
     report.print_header(runner)
-    file = options.results / slug(report.device_name(runner.device)) / "regret.json"
-    about = {
-        "kernel": row.name,
-        "suite": options.suite,
-        "seed": options.seed,
-        "source_digest": digest(),
-        "columns": [*row.options, "expected_us", "us"],
-    }
+    file = configurations.default_file(options.results, row.name)
+    source = f"{slug(report.device_name(runner.device))}/{options.name}"
+    about = {**report.document(runner, []), "suite": options.suite, "seed": options.seed}
+    del about["rows"]
+    found: list[Measured] = []
+
+    def save() -> None:
+        table = configurations.renewed(file, row.name, source, about, [x.product for x in found])
+        configurations.write(file, table)
+
     draw, device = random.Random(options.seed), device_for(default_platform())
-    found: list[dict[str, Any]] = []
     began = time.monotonic()
     with report.progress(len(cases), "regret") as step, ThreadPoolExecutor(_CONFIGURATIONS_AT_ONCE) as pool:
         for case in cases:
@@ -99,12 +108,13 @@ def main() -> int:
                 if options.walks:
                     walked = _by_other_walks(row, timed[: options.walks], problem, device)
                     timed += [x for x in walked if x not in timed]
-                found.append(_measure(row, case, timed, runner, pool))
-            if len(found) % 20 == 0:
-                write(file, {**report.document(runner, []), **about, "rows": found})
-    write(file, {**report.document(runner, []), **about, "rows": found})
-    _print(found)
-    return 0 if found and all(product["loss"] is not None for product in found) else 1
+                found.append(_measure(row, case, timed, runner, pool, source))
+            if found and len(found) % 20 == 0:
+                save()
+    if found:
+        save()
+    _print([x for x in found if x.product.loss])
+    return 0 if found and all(x.product.loss for x in found) else 1
 
 
 def _some(
@@ -129,9 +139,9 @@ def _by_other_walks(row: Kernel, of: Sequence[Candidate], problem: Problem, devi
 
 
 def _measure(
-    row: Kernel, case: Case, timed: Sequence[Candidate], runner: bench.Bench, pool: ThreadPoolExecutor
-) -> dict[str, Any]:
-    """One product: its configurations with what the model expects and what they took, and what its choice loses."""
+    row: Kernel, case: Case, timed: Sequence[Candidate], runner: bench.Bench, pool: ThreadPoolExecutor, source: str
+) -> Measured:
+    """One product: what its configurations took, and what the model expects of them."""
     inputs = make_inputs(case, sets_of_operands(runner, case.operand_bytes), runner.seed)
     settings: list[dict[str, Any]] = [
         {name: value for name, value in zip(row.options, x.config, strict=True) if value} for x in timed
@@ -141,33 +151,24 @@ def _measure(
         return jax.jit(partial(case.ours, kernel=row.name, **setting)).lower(*inputs[0]).compile()
 
     times = runner.times(dict(zip(map(str, range(len(timed))), pool.map(compiled, settings), strict=True)), inputs)
-    us = [round(times[str(i)].us, 3) for i in range(len(timed))]
-    return {
-        "problem": str(case),
-        **asdict(case),
-        "loss": us[0] / min(us) if all(us) else None,
-        "configurations": [
-            " ".join(map(str, (*x.config, round(x.microseconds, 3), t))) for x, t in zip(timed, us, strict=True)
-        ],
-    }
+    took = tuple((x.config, round(times[str(i)].us, 3) or None) for i, x in enumerate(timed))
+    return Measured(Product(source, case, took), tuple(x.microseconds for x in timed))
 
 
-def _print(found: Iterable[dict[str, Any]]) -> None:
-    """The products by loss, and what it is altogether."""
-    rows = sorted((p for p in found if p["loss"]), key=lambda p: -p["loss"])
+def _print(found: Iterable[Measured]) -> None:
+    """The products by what the model's choice, the first of each, takes over the best, and the mean of that."""
+    rows = sorted(found, key=lambda x: -(x.product.loss or 0))
     if not rows:
         print("nothing was measured: no product for which the kernel's cost model weighs configurations")
         return
     lines = []
-    for product in rows[:20]:
-        timed = [line.split() for line in product["configurations"]]
-        best = min(timed, key=lambda line: float(line[-1]))
-        of = [
-            f"{' '.join(line[:-2])}: {float(line[-2]):.1f} expected, {float(line[-1]):.1f}" for line in (timed[0], best)
-        ]
-        lines.append((product["problem"], *of, f"{product['loss']:.3f}"))
+    for product, expected in rows[:20]:
+        timed = product.timed
+        best = min(range(len(timed)), key=lambda i: timed[i][1] or math.inf)
+        of = [f"{' '.join(map(str, timed[i][0]))}: {expected[i]:.1f} expected, {timed[i][1]:.1f}" for i in (0, best)]
+        lines.append((str(product.case), *of, f"{product.loss:.3f}"))
     report.print_table("Most lost by the model's choice", ("product", "choice", "best", "loss"), lines, left=3)
-    losses = [product["loss"] for product in rows]
+    losses = [x.product.loss or math.nan for x in rows]
     mean = math.exp(statistics.fmean(map(math.log, losses)))
     print(f"{len(losses)} products: {mean:.4f} times the best on average, at most {max(losses):.3f}")
 

@@ -1,13 +1,13 @@
 """Runs suites of shapes.py and keeps their results: python benchmarks/run.py sgemm bf16 chain
 
 Results go to benchmarks/results/<device>/<suite>.json, written anew after every product, so that a run that
-is interrupted leaves what it had. Each is what `python -m jaxgemm bench --json` writes, and the suite's name.
+is interrupted leaves what it had. Each begins with what it was measured with, and has a line for each product. Chains
+are in chains.json, and the suites that rules of `auto` were read off in rules.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,26 +19,15 @@ from jaxgemm.measure import bench, report
 from jaxgemm.tuning import slug as slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+sys.path.append(str(_HERE))
 
 import chain  # noqa: E402
 import gated_layers  # noqa: E402
 import programs  # noqa: E402
-import variants  # noqa: E402
 from chain import CHAINS  # noqa: E402
 from gated_layers import LAYERS  # noqa: E402
-from gpu_record import digest  # noqa: E402  # of the sources beside this script, taken to be those that were built
 from programs import PROGRAMS  # noqa: E402
-from shapes import SUITES  # noqa: E402
-from variants import VARIED  # noqa: E402
-
-
-def write(file: Path, document: dict[str, Any]) -> None:
-    """Write a result file in one step, so that it is never half of one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(".part")
-    draft.write_text(json.dumps(document, indent=1) + "\n")
-    draft.replace(file)
+from shapes import RULES, SUITES  # noqa: E402
 
 
 def collect(
@@ -54,13 +43,24 @@ def collect(
     return rows
 
 
-def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
+def saver(name: str, runner: bench.Bench, folder: Path) -> Callable[[Sequence[dict[str, Any]]], None]:
+    """What writes the rows of a suite. Several small suites share a file, which has the rows of each under its name."""
+    about = report.document(runner, [], suite=name)
+    shared = "chains" if name in CHAINS else "rules" if name in RULES else ""
+    file = folder / f"{shared or name}.json"
+    if shared:
+        return lambda rows: report.write(file, report.renewed(file, name, about, rows))
+    return lambda rows: report.write(file, {**about, "rows": rows})
+
+
+def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], folder: Path) -> bool:
     """Measure and print one suite; returns whether every row came out."""
+    save = saver(name, runner, folder)
     rows = collect(
         name,
         SUITES[name].cases,
         lambda case: runner.measure(case, kernels),
-        lambda rows: write(file, report.document(runner, rows, **more)),
+        lambda rows: save(report.by_product([row.to_json() for row in rows])),
     )
     report.print_rows(rows)
     return all(row.status != "error" for row in rows)
@@ -81,19 +81,17 @@ def _table(name: str) -> Table:
     if name in LAYERS:
         title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
         return Table(gated_layers, LAYERS[name], title, gated_layers.KERNELS)
-    if name in PROGRAMS:
-        return Table(programs, PROGRAMS[name], "What models write, beside the same by jnp", programs.KERNELS)
-    return Table(variants, VARIED[name], "Variations of products, which take turns", variants.KERNELS)
+    return Table(programs, PROGRAMS[name], "What models write, beside the same by jnp", programs.KERNELS)
 
 
-def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], file: Path, more: dict[str, Any]) -> bool:
+def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], folder: Path) -> bool:
     """The same for a table."""
     table = _table(name)
     rows = collect(
         name,
         table.items,
         lambda item: table.module.measure(runner, item, kernels),
-        lambda rows: write(file, {**report.document(runner, []), **more, "rows": rows}),
+        saver(name, runner, folder),
     )
     report.print_table(table.title, table.module.COLUMNS, [table.module.cells(row) for row in rows])
     return not any(row["message"] for row in rows)
@@ -110,7 +108,7 @@ def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> li
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS, *VARIED])
+    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")
@@ -125,14 +123,12 @@ def main() -> int:
     runner = bench.on_default_device(repeats=options.repeats, budget_s=options.budget)
     report.print_header(runner)
     folder = options.results / slug(report.device_name(runner.device))
-    sources = digest()
     fine = True
     for name in options.suites:
         kernels = _kernels(options.kernel, name, runner)
-        more: dict[str, Any] = {"suite": name, "source_digest": sources}
         run = run_suite if name in SUITES else run_table
         try:
-            fine &= run(name, runner, kernels, folder / f"{name}.json", more)
+            fine &= run(name, runner, kernels, folder)
         except Exception:  # the next suite may still run
             traceback.print_exc()
             fine = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxgemm.measure.case import Case
+from jaxgemm.measure.case import Case, parse_case
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
@@ -281,6 +282,28 @@ _MIXED: tuple[Case, ...] = tuple(
     for k, n in zip(CHAINS["mixed"].widths, (*CHAINS["mixed"].widths[1:], CHAINS["mixed"].widths[0]), strict=True)
 )
 
+_RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def _stored(device: str, suite: str) -> tuple[Case, ...]:
+    """The products that a device's rules.json has of a suite: drawn once, and from then on the same."""
+    rows = json.loads((_RESULTS / device / "rules.json").read_text())["rows"]
+    return tuple(parse_case(row["problem"]) for row in rows if row["source"] == suite)
+
+
+#: Suites that rules of `auto` were read off, or that show what they are about; one file has the results of all.
+RULES: dict[str, Suite] = {
+    # results whose rows begin anywhere, and all products of layers whose vocabularies are not padded
+    "odd_results": Suite(_stored("nvidia-h200", "odd_results"), ("auto", "sm90")),
+    # one vector and a matrix
+    "vectors": Suite(_stored("nvidia-h200", "vectors"), ("auto", "sm90", "gemv")),
+    # aligned products of 10^12 multiply-adds and more
+    "large": Suite(_stored("nvidia-h200", "large"), ("auto", "sm90")),
+    "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
+    "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),
+    # fp32 at precision HIGHEST, of rows that begin anywhere
+    "unaligned_fp32": Suite(_stored("nvidia-h100-80gb-hbm3", "unaligned_fp32"), ("auto", "simt")),
+}
 SUITES: dict[str, Suite] = {
     "smoke": Suite((Case(32, 24, 40), Case(17, 19, 23, layout="TT"), Case(8, 8, 8, batch=3)), ("auto",)),
     "sgemm": Suite(_SGEMM, ("auto", "simt")),
@@ -291,8 +314,7 @@ SUITES: dict[str, Suite] = {
     "flat": Suite(_FLAT, ("auto", "sm90")),
     "pitches": Suite(_survey(_PITCH_KINDS, 20, 2047, 3e11), ("auto", "sm90")),
     "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
-    "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
-    "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),
     "mixed_products": Suite(_MIXED, ("auto", "sm90", "direct")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
+    **RULES,
 }

@@ -3,14 +3,14 @@
     python benchmarks/subset.py
     python benchmarks/subset.py --cost 16 --cost 8:tile_n=112 --cost 8:tile_n=144 --cost 4:rows=2 --keep tile_n=256
     python benchmarks/subset.py --drop tile_m=192 --stop 99 --worst 20
-    python benchmarks/subset.py --kernel direct --tile tile some/folder/regret.json
+    python benchmarks/subset.py nvidia-h200/regret nvidia-h200/choices
 
-Timings are those of result files (default: all of benchmarks/results) whose products have `configurations`, as
-regret.py writes them. Of a product the best time of each tile counts, and a set of tiles loses on it what its best
+Timings are those of benchmarks/results/<kernel>_configurations.json, which regret.py writes: of the sources that are
+named, or of all. Of a product the best time of each tile counts, and a set of tiles loses on it what its best
 tile takes longer than the best of all. From the set of all tiles the one goes next without which the others lose least,
 for what it costs; then one in the set and one outside change places as long as that loses less. These are bounds from
 above: not every configuration of a tile was timed, and where none of a set's was it loses as much as --cap says. An
-option that a file is too old to know is 1.
+option that a source is too old to know is 1.
 
 A TILES argument names tiles by values of their options, as tile_m=128,rows=2: all those that have these values.
 """
@@ -18,7 +18,6 @@ A TILES argument names tiles by values of their options, as tile_m=128,rows=2: a
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,21 +28,19 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxgemm.kernels import find_kernel
-from jaxgemm.measure import report
+from jaxgemm.measure import configurations, report
+from jaxgemm.measure.configurations import LAUNCH, Table
 
 _HERE = Path(__file__).resolve().parent
-sys.path += [str(_HERE)]
-
-from regret import LAUNCH  # noqa: E402
 
 Tile = tuple[int, ...]  # values of the options that say what a tile is
 
 
 class Product(NamedTuple):
-    """One product of one file, and the microseconds of the best configuration of each tile that was timed."""
+    """One product of one source, and the microseconds of the best configuration of each tile that was timed."""
 
     name: str
-    file: str
+    source: str
     us: Mapping[Tile, float]
 
 
@@ -58,23 +55,18 @@ class Loss(NamedTuple):
         return f"{100 * self.mean:.2f} % on average, 95th percentile {100 * self.late:.1f} %, {100 * self.worst:.0f} %"
 
 
-def read(files: Iterable[Path], kernel: str, options: Sequence[str], least: int, longer: float) -> list[Product]:
+def read(table: Table, sources: Sequence[str], options: Sequence[str], least: int, longer: float) -> list[Product]:
     """The products with so many tiles timed or more, the best of which take so many microseconds or longer."""
     found = []
-    for file in files:
-        document = json.loads(file.read_text())
-        columns = document.get("columns", [])
-        if document.get("kernel") != kernel or "us" not in columns:
-            continue
-        for row in document["rows"]:
-            us: dict[Tile, float] = {}
-            for line in row.get("configurations", ()):
-                value = dict(zip(columns, line.split(), strict=True))
-                tile = tuple(int(value.get(name, 1)) for name in options)
-                if value["us"] != "None":  # could not be measured
-                    us[tile] = min(us.get(tile, math.inf), float(value["us"]))
-            if len(us) >= max(1, least) and min(us.values()) >= longer:
-                found.append(Product(str(row.get("problem", "?")), f"{file.parent.name}/{file.name}", us))
+    for product in table.of(*(sources or table.sources)):
+        us: dict[Tile, float] = {}
+        for config, took in product.timed:
+            value = dict(zip(table.options, config, strict=True))
+            tile = tuple(value.get(name, 1) for name in options)
+            if took is not None:
+                us[tile] = min(us.get(tile, math.inf), took)
+        if len(us) >= max(1, least) and min(us.values()) >= longer:
+            found.append(Product(str(product.case), product.source, us))
     return found
 
 
@@ -155,7 +147,8 @@ def costs(tiles: Sequence[Tile], options: Sequence[str], texts: Iterable[str]) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 1 if nothing was timed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="of timings (default benchmarks/results/*/*.json)")
+    parser.add_argument("sources", nargs="*", help="of timings (default all of the table)")
+    parser.add_argument("--table", type=Path, help="of configurations (default benchmarks/results')")
     parser.add_argument("--kernel", default="sm90", help="whose tiles (default sm90)")
     parser.add_argument("--tile", help="what a tile is, options by commas (default: all but a launch's)")
     parser.add_argument("--keep", action="append", default=[], metavar="TILES", help="that stay")
@@ -174,8 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = asked.tile.split(",") if asked.tile else [name for name in known if name not in LAUNCH]
         if unknown := set(options) - set(known):
             raise ValueError(f"kernel '{asked.kernel}' has no option {', '.join(sorted(unknown))}")
-        files = asked.files or sorted((_HERE / "results").glob("*/*.json"))
-        products = read(files, asked.kernel, options, asked.least, asked.longer)
+        file = asked.table or configurations.default_file(_HERE / "results", asked.kernel)
+        table = configurations.load(file, asked.kernel)
+        products = read(table, asked.sources, options, asked.least, asked.longer)
         if not products:
             print(f"nothing was timed: no product has configurations of {asked.least} tiles of kernel '{asked.kernel}'")
             return 1
@@ -241,8 +235,10 @@ def _print_worst(
         us, best = min((us, name_of[tile]) for tile, us in product.us.items())
         instead = min(((us, name_of[tile]) for tile, us in product.us.items() if tile in left), default=None)
         other = f"{instead[1]}: {instead[0]:.1f}" if instead else "none timed"
-        lines.append((product.name, product.file, f"{best}: {us:.1f}", other, f"{100 * lost:.1f}"))
-    report.print_table("Where that loses most", ("product", "file", "best, us", "of the set", "lost %"), lines, left=4)
+        lines.append((product.name, product.source, f"{best}: {us:.1f}", other, f"{100 * lost:.1f}"))
+    report.print_table(
+        "Where that loses most", ("product", "source", "best, us", "of the set", "lost %"), lines, left=4
+    )
 
 
 if __name__ == "__main__":

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxgemm
-from jaxgemm.measure import report
+from jaxgemm.measure import provenance, report
 
 LENGTH, SIZE = 500, 64
 LIMIT = 1.3
@@ -105,16 +102,13 @@ def main() -> int:
     report.print_table(f"Tracing {LENGTH} products, jax {jax.__version__}", columns, cells)
     if options.result:
         document = {
+            **provenance.record(jax.devices()[0]),
             "suite": "tracing",
-            "jax": jax.__version__,
-            "jaxgemm": version("jaxgemm"),
-            "python": platform.python_version(),
             "length": LENGTH,
             "repeats": options.repeats,
             "rows": rows,
         }
-        options.result.parent.mkdir(parents=True, exist_ok=True)
-        options.result.write_text(json.dumps(document, indent=1) + "\n")
+        report.write(options.result, document)
     return int(any(r[f"{t}_ratio"] > LIMIT for r in rows for t in TRACERS))
 
 

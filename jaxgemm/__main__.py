@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -191,7 +190,7 @@ def _bench(options: argparse.Namespace) -> int:
         interrupted = True
     report.print_rows(rows)
     if options.json is not None:
-        options.json.write_text(json.dumps(report.document(runner, rows), indent=1) + "\n")
+        report.write(options.json, report.document(runner, rows))
     if options.plot is not None:
         plot.save(rows, options.plot, f"{report.device_name(runner.device)}, {runner.how}")
     if interrupted:

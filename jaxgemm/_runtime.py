@@ -61,9 +61,13 @@ def check_ffi_version(built: tuple[int, int], runtime: tuple[int, int]) -> None:
         )
 
 
-def source_digest(sources: Path) -> str:
-    """The digest of the folder ffi/ of a source tree, as ``ffi.source_digest()`` gives it for what was compiled."""
+def source_digest(sources: Path, endings: tuple[str, ...] = ("",)) -> str:
+    """The digest of a folder of sources, or of those of its files whose names end so.
+
+    Of the folder ffi/ of a source tree it is what ``ffi.source_digest()`` gives for what was compiled.
+    """
     files = [f.relative_to(sources) for f in sources.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    files = [f for f in files if f.name.endswith(endings)]
     sums = {f.as_posix(): hashlib.sha256((sources / f).read_bytes()).hexdigest() for f in files}
     return hashlib.sha256("".join(f"{sums[name]} {name}\n" for name in sorted(sums)).encode()).hexdigest()
 

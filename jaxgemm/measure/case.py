@@ -156,6 +156,17 @@ def parse_shapes(text: str) -> list[tuple[int, int, int, int | None]]:
     return shapes
 
 
+def parse_case(text: str) -> Case:
+    """The case that is written like this, as in "1024x64x64@8 NT bf16 +bias gelu"; fp32 at precision "highest"."""
+    shape, layout, dtype, *after = [*text.split(), "", ""]  # so that there are three
+    ((m, n, k, batch),) = parse_shapes(shape)
+    activation = next((word for word in after if word not in ("", "+bias")), None)
+    case = Case(m, n, k, parse_dtype(dtype), layout, batch, bias="+bias" in after, activation=activation)
+    if str(case) != text:
+        raise ValueError(f"malformed product {text!r}: expected something like {case}")
+    return case
+
+
 def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, ...]]:
     """Fresh operands: standard-normal, or over an integer's whole range. Zeros would run faster than data."""
     if jax.default_backend() == "cpu":

@@ -1,18 +1,21 @@
-"""What the command line shows: tables, a progress bar, and the same figures as JSON.
+"""What is shown and kept of measurements: tables, a progress bar, and result files.
 
 Tables come through rich where it is installed, and as aligned text where not, so that `info` works in every
-installation.
+installation. A result file is a JSON object of what it was measured with (jaxgemm.measure.provenance) and "rows", of
+which each has a line of its own. Where kernels were held to XLA's paths, a row of the file is a product, with all
+kernels and paths; read again it is a row for each kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import os
+import json
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,8 +24,10 @@ import numpy as np
 import jaxgemm
 from jaxgemm import roofline
 from jaxgemm._runtime import ffi
+from jaxgemm.measure import provenance
 from jaxgemm.measure.bench import Bench, Row
-from jaxgemm.measure.case import DTYPES
+from jaxgemm.measure.case import DTYPES, parse_case
+from jaxgemm.measure.provenance import device_name as device_name
 
 if TYPE_CHECKING:
     from jaxgemm.kernels import Kernel
@@ -89,47 +94,144 @@ def progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
         yield step
 
 
-# --- What ran where ---
-
-
-def device_name(device: jax.Device) -> str:
-    """The device's own name; for a CPU, the processor's."""
-    if device.platform != "cpu":
-        return str(device.device_kind)
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as info:
-        model = next(line for line in info if line.startswith("model name")).partition(":")[2].strip()
-    return f"{model} ({len(os.sched_getaffinity(0))} cores)"
-
-
-def environment(device: jax.Device) -> dict[str, Any]:
-    """What a result depends on besides the code that was measured."""
-    digest = getattr(ffi, "source_digest", None)
-    return {
-        "device": device_name(device),
-        "platform": device.platform,
-        "driver": roofline.driver_version() if device.platform == "gpu" else None,
-        "versions": {
-            "jaxgemm": jaxgemm.__version__,
-            "jax": jax.__version__,
-            "jaxlib": version("jaxlib"),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "source_digest": digest() if callable(digest) else digest,
-    }
+# --- Results ---
 
 
 def document(bench: Bench, rows: Sequence[Row], **more: Any) -> dict[str, Any]:
-    """The whole report as plain values."""
+    """The whole report as plain values, for :func:`write`."""
     return {
-        **environment(bench.device),
+        **provenance.record(bench.device),
         "how": f"{bench.how}, median of up to {bench.repeats} calls, random data rotated past the cache",
         "wall": "of calls issued in a row" if bench.queued else "of calls waited for one by one",
         **more,
         "rows": [row.to_json() for row in rows],
     }
+
+
+def write(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a document of `rows` in one step, so that the file is never half of one: a line for each row."""
+    about = [f' "{name}": {_line(value)}' for name, value in content.items() if name != "rows"]
+    rows = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in content["rows"])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".part")
+    draft.write_text("{\n" + ",\n".join([*about, f' "rows": [\n{rows}\n ]' if rows else ' "rows": []']) + "\n}\n")
+    draft.replace(file)
+
+
+def renewed(file: Path, source: str, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What to write into a file of several sources, which were measured apart: these rows in place of those that it
+    had of the source. The head's "sources" says what each was measured with.
+    """
+    before = json.loads(file.read_text()) if file.exists() else {"sources": {}, "rows": []}
+    kept = [row for row in before["rows"] if row["source"] != source]
+    return {
+        "sources": {**before["sources"], source: {name: value for name, value in about.items() if name != "rows"}},
+        "rows": [*kept, *({"source": source, **row} for row in rows)],
+    }
+
+
+def _line(value: Any) -> str:
+    """A value of the head; an object of objects has a line for each of them."""
+    if not isinstance(value, dict) or not all(isinstance(part, dict) for part in value.values()) or not value:
+        return json.dumps(_rounded(value))
+    return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items()) + "\n }"
+
+
+def _rounded(value: Any) -> Any:
+    """The value with floats of seven digits, which are more than any measurement has."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+#: What a suite's file keeps of each program, where it is not as is usual.
+_KEPT = {"us": None, "wall_us": None, "launches": None, "error": None, "message": ""}
+
+
+def by_product(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of :meth:`Row.to_json` as a suite's file keeps them: a product each, without what follows from the rest."""
+    found: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for row in rows:
+        floor = {name: row[name] for name in ("floor_us", "floor_bound", "floor_unit") if row[name] is not None}
+        precision = {"precision": row["precision"]} if row["precision"] == "default" else {}
+        paths = {name: _kept({**path, "us": _us(path)}) for name, path in row["xla"].items()}
+        product = {"problem": row["problem"], **precision, **floor, "kernels": {}, "xla": paths}
+        product = found.setdefault((row["problem"], row["precision"]), product)
+        ran = {"chosen": row["chosen"]} if row["chosen"] != row["kernel"].partition(":")[0] else {}
+        status = {} if row["status"] == "ok" else {"status": row["status"]}
+        product["kernels"][row["kernel"]] = ran | status | _kept(row)
+    return list(found.values())
+
+
+def _us(path: Mapping[str, Any]) -> float | None:
+    us: float | None = path["wall_us"] if path["device_us"] is None else path["device_us"]
+    return us
+
+
+def _kept(program: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: program.get(name, usual) for name, usual in _KEPT.items() if program.get(name, usual) != usual}
+    if kept.get("error"):
+        kept["error"] = float(f"{kept['error']:.2g}")
+    if program["device_us"] is None and kept.pop("wall_us", None) is not None:
+        kept["device_us"] = None
+    return kept
+
+
+def load(file: Path) -> dict[str, Any]:
+    """A result file as it was before it was written; of a suite's file a row for each product and kernel.
+
+    Such a row has the fields of :meth:`Row.to_json` but those that no file keeps (the names of device kernels, calls,
+    bytes and seconds to compile).
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is not a result file.
+    """
+    try:
+        content = json.loads(file.read_text())
+        rows = content["rows"]
+        content["rows"] = [one for row in rows for one in (_by_kernel(row) if "kernels" in row else [row])]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not a result file: {error!r}") from error
+    return dict(content)
+
+
+def _by_kernel(product: Mapping[str, Any]) -> list[dict[str, Any]]:
+    case = replace(parse_case(product["problem"]), precision=product.get("precision", "highest"))
+    xla = {name: _program(path) for name, path in product["xla"].items()}
+    about = {
+        **{name: product[name] for name in ("source",) if name in product},
+        "problem": product["problem"],
+        **asdict(case),
+        "out_dtype": case.out_dtype,
+        "precision": case.precision if case.dtype == "float32" else None,
+        **{name: product.get(name) for name in ("floor_us", "floor_bound", "floor_unit")},
+    }
+    rows = []
+    for name, ran in product["kernels"].items():
+        row = {"kernel": name, "chosen": name.partition(":")[0], "status": "ok", **_program(ran), "xla": xla}
+        us = row["us"]
+        row["tflops"] = 1e-6 * case.flops / us if us else None
+        row["ratio"] = _ratio(row, [path for path in xla.values() if path["us"]])
+        row["roofline_fraction"] = about["floor_us"] / us if us and about["floor_us"] else None
+        rows.append({**about, **row})
+    return rows
+
+
+def _program(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A program's figures. Its time is a device time unless a line says that there is none."""
+    us = kept.get("us")
+    return {**_KEPT, "device_us": us, **({"wall_us": us} if "device_us" in kept else {}), **kept}
+
+
+def _ratio(ours: Mapping[str, Any], theirs: Sequence[Mapping[str, Any]]) -> float | None:
+    """As :attr:`Row.ratio`."""
+    if not ours["us"] or not theirs:
+        return None
+    which = "device_us" if all(x["device_us"] for x in (ours, *theirs)) else "wall_us"
+    return float(min(x[which] for x in theirs) / ours[which])
 
 
 # --- info ---
@@ -217,10 +319,8 @@ def _figure(value: float | None, form: str) -> str:
 
 def print_header(bench: Bench) -> None:
     """Where this runs, and what the times are."""
-    here = environment(bench.device)
-    versions = here["versions"]
-    driver = f", driver {here['driver']}" if here["driver"] else ""
-    print(f"Device: {here['device']}{driver}; jaxgemm {versions['jaxgemm']}, jax {versions['jax']}")
+    driver = f", driver {roofline.driver_version()}" if bench.device.platform == "gpu" else ""
+    print(f"Device: {device_name(bench.device)}{driver}; jaxgemm {jaxgemm.__version__}, jax {jax.__version__}")
     if bench.device.platform == "cpu":
         print("JAX offers no GPU here, so this runs on the CPU, and times are wall times of whole calls.")
         print("Kernel 'auto' means XLA's own product here; 'host' is ours, called through the FFI.")

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -19,7 +20,7 @@ def builds():
 class Fake:
     """A build whose times are given, a list for each round."""
 
-    device = "a card"
+    about: ClassVar[dict[str, str]] = {}
 
     def __init__(self, turns, name, ours, *rounds):
         self.turns, self.name, self.rounds = turns, name, iter(rounds)

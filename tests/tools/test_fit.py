@@ -1,15 +1,17 @@
 """benchmarks/fit.py: the model that it fits is the kernel's own, and a search that is given an answer finds it."""
 
 import ctypes
-import json
 import math
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.measure import configurations
 from jaxgemm.measure.case import Case
+from jaxgemm.measure.configurations import Product, Table
 from jaxgemm.select import candidates
 
 ROW = find_kernel("sm90")
@@ -34,11 +36,19 @@ def model(script, tmp_path):
     return script.compiled(tmp_path)
 
 
-def product(case, configurations):
-    return {
-        **{name: getattr(case, name) for name in ("m", "n", "k", "batch", "layout", "bias", "activation")},
-        "configurations": [" ".join(map(str, (*config, 0, us))) for config, us in configurations],
-    }
+def product(case, timed):
+    return Product("card/some", case, tuple(timed))
+
+
+def written(file, products, device="NVIDIA H200"):
+    """A table of these products; a configuration may lack the last options."""
+    options = tuple(ROW.options)
+    whole = [
+        replace(x, timed=tuple(((*config, *[1] * (len(options) - len(config))), us) for config, us in x.timed))
+        for x in products
+    ]
+    configurations.write(file, Table("sm90", options, {"card/some": {"device": device}}, tuple(whole)))
+    return ["card/some", "--table", str(file), "--steps"]
 
 
 def weighed(benchmark_script, case):
@@ -105,46 +115,48 @@ def test_its_lines_are_those_of_the_source(script):
 def test_the_command_judges_a_file(script, tmp_path, capsys):
     file = tmp_path / "fit.json"
     two = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0), ((64, 32, 2, 1, 1, 1, 1, 1, 1, 1, 1), 6.0)]
-    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), two)]}))
-    assert script.main([str(file), "--steps", "0"]) == 0
+    asked = written(file, [product(Case(256, 256, 256, "bfloat16"), two)])
+    assert script.main([*asked, "0"]) == 0
     assert "1 products, 2 timings: choices take" in capsys.readouterr().out
-    assert script.main([str(file), str(file), "--steps", "0"]) == 0
+    assert script.main(["card/some", *asked, "0"]) == 0
     assert "2 products, 4 timings: choices take" in capsys.readouterr().out
     same = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), us) for us in (6.0, 7.2, 5.0)]
-    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), same)]}))
-    assert script.main([str(file), "--steps", "0"]) == 0
+    written(file, [product(Case(256, 256, 256, "bfloat16"), same)])
+    assert script.main([*asked, "0"]) == 0
     assert "choices take 1.2000 times the best" in capsys.readouterr().out  # of equals the first is the choice
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps({**json.loads(file.read_text()), "device": "an unknown device"}))
+    other = written(tmp_path / "other.json", [product(CASES[0], same)], "an unknown device")
     with pytest.raises(SystemExit):
-        script.main([str(other), "--steps", "0"])
+        script.main([*other, "0"])
     assert "no rates of an unknown device: jaxgemm.roofline knows NVIDIA" in capsys.readouterr().err
     before = (script._ROOT / script._MODEL).read_text()
     near = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 2.9)]
-    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [product(Case(256, 256, 256, "bfloat16"), near)]}))
-    assert script.main([str(file), "--steps", "40", "--only", "kLaunch,kTurn"]) == 0
+    written(file, [product(Case(256, 256, 256, "bfloat16"), near)])
+    assert script.main([*asked, "40", "--only", "kLaunch,kTurn"]) == 0
     changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("constexpr")]
     changed = [line.split()[2].removesuffix("[]") for line in changed if line not in before]
     assert changed
     assert all(name.startswith(("kLaunch", "kTurn")) for name in changed)
     with pytest.raises(SystemExit, match="2"):
-        script.main([str(file), "--only", "kNothing"])
+        script.main([*asked, "0", "--only", "kNothing"])
     assert "no constant's name begins with kNothing" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        script.main([str(tmp_path / "missing.json")])
-    assert "no file of timings" in capsys.readouterr().err
+        script.main(["--table", str(tmp_path / "missing.json")])
+    assert "no timings" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["other", *asked, "0"])
+    assert "no source other; there are card/some" in capsys.readouterr().err
 
 
 def test_products_of_no_tile_that_there_is_are_left_out(script, tmp_path, capsys):
     file = tmp_path / "fit.json"
     gone = product(Case(256, 256, 256, "bfloat16"), [((72, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)])
     there = product(Case(256, 256, 256, "bfloat16"), [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 5.0)])
-    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [gone, there, gone]}))
-    assert script.main([str(file), "--steps", "0"]) == 0
+    asked = written(file, [gone, there, gone])
+    assert script.main([*asked, "0"]) == 0
     out = capsys.readouterr().out
     assert "2 products left out: none of their timings is of a tile that there is" in out
     assert "1 products, 1 timings: choices take 1.0000 times the best" in out
-    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": [gone]}))
+    written(file, [gone])
     with pytest.raises(SystemExit, match="2"):
-        script.main([str(file), "--steps", "0"])
+        script.main([*asked, "0"])
     assert "no product has a timing of a tile that there is" in capsys.readouterr().err

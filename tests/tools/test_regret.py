@@ -1,6 +1,5 @@
 """benchmarks/regret.py: which configurations it times, what it writes, and what it refuses."""
 
-import json
 import random
 import sys
 from dataclasses import replace
@@ -9,6 +8,7 @@ import jax
 import pytest
 
 from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.measure import configurations, provenance
 from jaxgemm.measure.case import Case
 from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug
@@ -57,13 +57,18 @@ def test_its_results_hold_every_timing(script, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(script, "candidates", lambda *_: [Candidate((), 2.0), Candidate((), 3.0)])
     drawn = ("--kernel", "host", "--each", "3", "--seed", "5", "--kinds", "7", "--results", str(tmp_path))
     assert run(script, monkeypatch, *drawn) == 0
-    (folder,) = tmp_path.iterdir()
-    found = json.loads((folder / "regret.json").read_text())
-    assert (slug(found["device"]), found["kernel"], found["seed"], found["suite"]) == (folder.name, "host", 5, None)
-    (product,) = found["rows"]
-    timings = [[float(x) for x in line.split()] for line in product["configurations"]]
-    assert [expected for expected, _ in timings] == [2.0, 3.0]
-    assert product["loss"] == timings[0][1] / min(us for _, us in timings) >= 1
+    (file,) = tmp_path.iterdir()
+    assert file == configurations.default_file(tmp_path, "host")
+    table = configurations.load(file, "host")
+    ((source, about),) = table.sources.items()
+    assert source == f"{slug(about['device'])}/regret"
+    assert (about["seed"], about["suite"]) == (5, None)
+    assert set(provenance.KEYS) <= set(about)
+    (product,) = table.products
+    assert (product.source, product.case) == (source, replace(case, precision="highest"))
+    us = [us for _, us in product.timed]
+    assert len(us) == 2
+    assert product.loss == us[0] / min(us) >= 1
     printed = capsys.readouterr().out
     assert "16x24x8 NN f32" in printed
     assert "1 products" in printed

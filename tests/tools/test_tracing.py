@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxgemm.measure import report
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -31,7 +33,7 @@ def test_every_form_is_traced(script, monkeypatch, tmp_path, capsys):
 
 
 def test_the_committed_figures_keep_the_limit(script):
-    document = json.loads((BENCHMARKS / "results/cpu/tracing.json").read_text())
+    document = report.load(BENCHMARKS / "results/cpu/tracing.json")
     assert (document["length"], script.LIMIT) == (500, 1.3)
     assert {row["form"] for row in document["rows"]} == set(script.FORMS)
     for row in document["rows"]:

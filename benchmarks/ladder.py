@@ -182,7 +182,7 @@ def record(part: str, row: bench.Row) -> dict[str, Any]:
 
 
 def measure(runner: bench.Bench, kernels: Sequence[str], sizes: Sequence[int] | None, file: Path) -> dict[str, Any]:
-    """Measure everything, keeping the file up to date. Ctrl-C ends it early."""
+    """Measure everything, keeping the file up to date; returns what it holds then. Ctrl-C ends it early."""
     work = plan(kernels, sizes, runner.device.platform)
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = report.document(runner, [], suite="ladder")
@@ -198,7 +198,7 @@ def measure(runner: bench.Bench, kernels: Sequence[str], sizes: Sequence[int] | 
                 rows += [record(part, row) for row in here.measure(case, names)]
                 document["rows"] = rows
                 report.write(file, document)
-    return document
+    return report.load(file) if rows else document
 
 
 def _sizes(text: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from statistics import geometric_mean
 import pytest
 
 import jaxgemm
+from jaxgemm.measure import report
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -90,7 +90,7 @@ CASES: tuple[tuple[str, tuple[str, ...], Callable[[Timed], bool]], ...] = (
 
 def timed(suites: tuple[str, ...]) -> Iterator[Timed]:
     for suite in suites:
-        for row in json.loads((RESULTS / f"{suite}.json").read_text())["rows"]:
+        for row in report.load(RESULTS / f"{suite}.json")["rows"]:
             if row["kernel"] == "auto" and row.get("ratio"):
                 yield Timed(row)
 
@@ -124,8 +124,9 @@ def overlap_table() -> str:
     """The table as docs/sharding.md has it."""
     functions = ("all_gather_matmul", "matmul_reduce_scatter")
     lines = ["| devices | kernel | flags | `all_gather_matmul` | `matmul_reduce_scatter` |", "|---|---|---|--:|--:|"]
-    for count in (2, 4):
-        rows = json.loads((RESULTS.parent / f"nvidia-h200-x{count}/parallel.json").read_text())["rows"]
+    content = report.load(RESULTS / "parallel.json")
+    for source, about in content["sources"].items():
+        rows, count = [row for row in content["rows"] if row["source"] == source], about["devices"]
         ratios = {(row["case"], row["form"], bool(row["xla"])): row.get("ratio") for row in rows}
         for kernel in ("auto", "sm90"):
             for flags in (False, True):

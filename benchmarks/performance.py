@@ -1,0 +1,374 @@
+"""docs/performance.md, from result files: python benchmarks/performance.py
+
+Writes the page, and draws docs/bf16.svg and docs/sgemm.svg, of the files in benchmarks/results. With FILEs, of run.py's
+suites, it prints their tables instead; --plot FILE.svg draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from jaxgemm.measure import report
+from jaxgemm.tuning import slug
+
+_HERE = Path(__file__).resolve().parent
+sys.path.append(str(_HERE))
+
+import builds  # noqa: E402
+
+RESULTS, DOCS = _HERE / "results", _HERE.parent / "docs"
+PAGE = DOCS / "performance.md"
+_H200, _H100 = RESULTS / "nvidia-h200", RESULTS / "nvidia-h100-80gb-hbm3"
+#: What is drawn, by the chart's name: a suite's file, and whose rows.
+PLOTS = {"bf16": (_H200 / "bf16.json", "auto"), "sgemm": (_H200 / "sgemm.json", "simt")}
+_FORMATS = (".svg", ".png", ".pdf")
+
+Row = dict[str, Any]
+
+#: What the suites are, in the page's order.
+SUITES = {
+    "bf16": "34 products in bf16: squares from 256 to 16384, layers of a large transformer, long sums, narrow results.",
+    "16bit": "What bf16 leaves out: layouts, batches, a bias and gelu, f16.",
+    "sgemm": "16 products in fp32 at precision HIGHEST, in which no side may use tf32.",
+    "unseen": "20 products that no cost model was fitted to when they were chosen; one, 3019×3023×3037, was since.",
+    "survey": "132 products drawn at random, twelve of each of eleven kinds, which neither rules nor models had seen.",
+    "small": "72 random products of a few microseconds, batches and epilogues among them.",
+    "pitches": "60 random products some of whose rows begin at multiples of 16 bytes and others anywhere.",
+    "flat": "24 large flat random results, where `sm90` is weakest; nothing is fitted to them.",
+    "mixed_products": "The 20 products of chain mixed, one by one.",
+}
+#: The same of suites that rules of `auto` were read off, which are sources of a device's rules.json. Of those that were
+#: timed before `auto` had the rule only kernels by name are shown.
+RULES = {
+    "odd_results": "Aligned operands, results whose rows begin anywhere; layers with vocabularies of 50257 and 50256.",
+    "vectors": "One vector, or a few, and a matrix.",
+    "large": "Aligned products of 10¹² multiply-adds and more.",
+    "realigned": "Few rows, and weights whose rows begin anywhere, by each tile that realigns them and by the model.",
+    "odd_rows": "Rows of A that begin anywhere: copied (`rows=1`), by tiles of every eighth row, or by the model.",
+    "unaligned_fp32": "Rows that begin anywhere in fp32 at precision HIGHEST; the fastest of the configurations timed.",
+}
+COLUMNS = ("suite", "kernel", "products", "of the faster path", "of the default path", "lowest", "at", "measured")
+_HEAD = """<!-- python benchmarks/performance.py writes this page from the files in benchmarks/results -->
+# Performance
+
+Device time on the GPU: XLA's over ours in the same run, above 1 ours is faster. XLA has two paths, its default one and
+cuBLAS with XLA's own generated kernels switched off; `jnp.dot` runs the default one, and ours is held to the faster of
+both. Means are geometric. `auto` is what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also
+where `auto` would not take them. "measured" has the date, and the commit of what was measured where it is known. Each
+result file says with which card, clocks, versions and sources it was measured.
+
+What was tried, and what came of it, is in [experiments](experiments/README.md); the ladder has a
+[page of its own](ladder.md)."""
+
+
+# --- Suites ---
+
+
+def lines(rows: Iterable[Row], name: str, when: str) -> list[tuple[str, ...]]:
+    """The table's lines of a suite, one for each kernel."""
+    timed: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.get("ratio"):
+            timed.setdefault(row["kernel"], []).append(row)
+    return [(name, kernel, *_figures(found), when) for kernel, found in timed.items()]
+
+
+def _figures(rows: Sequence[Row]) -> tuple[str, ...]:
+    """How many products, both means, and the lowest ratio and its product."""
+    lowest = min(rows, key=lambda row: float(row["ratio"]))
+    faster = geometric_mean([row["ratio"] for row in rows])
+    against = [us / row["us"] for row in rows if (us := row["xla"]["default"].get("device_us"))]
+    default = f"{geometric_mean(against):.2f}" if len(against) == len(rows) else "-"
+    return str(len(rows)), f"{faster:.2f}", default, f"{lowest['ratio']:.2f}", lowest["problem"]
+
+
+def when(about: Row) -> str:
+    """Date and commit of a result."""
+    commit = str(about["commit"])
+    return str(about["date"])[:10] + ("" if commit in ("", "unknown") else f", {commit[:7]}")
+
+
+def by_family(rows: Sequence[Row]) -> list[Row]:
+    """Of each product and kernel the fastest configuration, under the kernel's name alone."""
+    best: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        kernel = row["kernel"].partition(":")[0]
+        key = row["problem"], kernel
+        if row["us"] and (key not in best or row["us"] < best[key]["us"]):
+            best[key] = {**row, "kernel": kernel}
+    return list(best.values())
+
+
+def _of_rules(content: Row, source: str) -> list[Row]:
+    rows = [row for row in content["rows"] if row["source"] == source]
+    products = {row["problem"] for row in rows}
+    shared = {row["kernel"] for row in rows}
+    shared = {kernel for kernel in shared if len([row for row in rows if row["kernel"] == kernel]) == len(products)}
+    rows = rows if shared == {row["kernel"] for row in rows} else by_family(rows)
+    return [row for row in rows if row["kernel"] != "auto"]
+
+
+def suites(folder: Path) -> list[tuple[str, ...]]:
+    """The table of a device: every suite that there is a file of, with a link to it."""
+    found: list[tuple[str, ...]] = []
+    for name in SUITES:
+        file = folder / f"{name}.json"
+        if file.exists():
+            content = report.load(file)
+            found += lines(content["rows"], _link(name, file), when(content))
+    file = folder / "rules.json"
+    content = report.load(file) if file.exists() else {"sources": {}}
+    for name in RULES:
+        if name in content["sources"]:
+            found += lines(_of_rules(content, name), _link(name, file), when(content["sources"][name]))
+    return found
+
+
+def _link(name: str, file: Path) -> str:
+    return f"[{name}](../benchmarks/results/{file.relative_to(RESULTS).as_posix()})"
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+
+
+# --- The other tables ---
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:#.4g}".rstrip(".")
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def of_paths(rows: Sequence[Row]) -> str:
+    """Programs by the paths that compute them: µs of each, and XLA's faster path over `auto`."""
+    paths = list(dict.fromkeys(row["path"] for row in rows))
+    programs: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        programs.setdefault(row["problem"], {})[row["path"]] = row
+    table = [
+        [name, *(_us(found[path].get("us")) for path in paths), _ratio(found["jaxgemm auto"]["ratio"])]
+        for name, found in programs.items()
+    ]
+    return markdown(["", *(f"{path}, µs" for path in paths), "XLA's faster / auto"], table)
+
+
+def chains(content: Row) -> str:
+    """Chains of products in one program."""
+    columns = ("chain", "path", "wall, µs", "results kept in place, µs", "kernels, µs", "launches")
+    table = [
+        (
+            row["source"],
+            row["path"],
+            *(_us(row[x]) for x in ("wall_us", "kept_wall_us", "device_us")),
+            f"{row['launches']}",
+        )
+        for row in content["rows"]
+    ]
+    return markdown(columns, table)
+
+
+def parallel(content: Row) -> str:
+    """Products over several devices, but for what is only a part of them; sets of XLA options by letters."""
+    rows = [row for row in content["rows"] if not row["is_part"] and not row["message"]]
+    options = list(dict.fromkeys(_options(row) for row in rows if row["xla"]))
+    letters = {"": "", **{text: chr(ord("A") + i) for i, text in enumerate(options)}}
+    counts = list(content["sources"])
+    found: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row["case"], row["form"], letters[_options(row)]), {})[row["source"]] = row
+    table = []
+    for key, of in found.items():
+        pairs = [(f"{1e-3 * of[n]['us']:.2f}", _ratio(of[n]["ratio"])) if n in of else ("-", "-") for n in counts]
+        table.append((*key, *(cell for pair in pairs for cell in pair)))
+    columns = ["case", "form", "XLA options", *(x for n in counts for x in (f"{n}, ms", "jnp.dot's least / this"))]
+    legend = "\n".join(f"{letters[text]}: {text}." for text in options)
+    return f"{markdown(columns, table)}\n\n{legend}".rstrip()
+
+
+def _options(row: Row) -> str:
+    return ", ".join(f"`{name}={value}`" for name, value in row["xla"].items())
+
+
+def both_builds(content: Row) -> str:
+    """Two builds in turn: a line for each suite."""
+    columns = ("suite", "products", "old / new", "lowest", "at")
+    table = []
+    for suite in dict.fromkeys(row["suite"] for row in content["rows"]):
+        rows = [row for row in content["rows"] if row["suite"] == suite]
+        lowest = min(rows, key=builds.ratio)
+        mean = geometric_mean(map(builds.ratio, rows))
+        table.append((suite, str(len(rows)), f"{mean:.3f}", f"{builds.ratio(lowest):.2f}", lowest["product"]))
+    return markdown(columns, table)
+
+
+def floors(content: Row) -> str:
+    """Products beside what moves their bytes and does nothing else."""
+    names = list(content["rows"][0]["us"])
+    table = [
+        (
+            row["problem"],
+            *(_us(row["us"][x]) for x in names),
+            _ratio(row["ratios"]["move"]),
+            _ratio(row["ratios"]["auto"]),
+        )
+        for row in content["rows"]
+    ]
+    return markdown(("product", *(f"{x}, µs" for x in names), "XLA's faster / move", "/ auto"), table)
+
+
+def tracing(content: Row) -> str:
+    """What tracing costs."""
+    table = [
+        (row["form"], row["against"], _ratio(row["make_jaxpr_ratio"]), _ratio(row["jit.trace_ratio"]))
+        for row in content["rows"]
+    ]
+    return markdown(("form", "beside", "make_jaxpr", "jit.trace"), table)
+
+
+#: Title, file, what it says, and what makes its table.
+TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
+    (
+        "Gated layers",
+        _H200 / "gated.json",
+        "silu(x · w_gate) · (x · w_up) by `gated_gemm`, and as it is written in jnp; m × n × k of either product.",
+        lambda content: of_paths(content["rows"]),
+    ),
+    (
+        "What models write",
+        _H200 / "programs.json",
+        "Contractions of several axes, biases and residuals, and a decoder's layer with its logits as it is and by\n"
+        "`jaxgemm.override`.",
+        lambda content: of_paths(content["rows"]),
+    ),
+    (
+        "Chains of products in one program",
+        _H200 / "chains.json",
+        "Fifty products of 256³ in fp32 and in bf16, and two hundred of mixed sizes in bf16. Where results move from\n"
+        "call to call XLA updates the graph that it captured; kept in place they do not.",
+        chains,
+    ),
+    (
+        "Several devices",
+        _H200 / "parallel.json",
+        "The products of an MLP over a mesh (8192 tokens, 8192 → 28672 → 8192, bf16), alone and overlapped with their\n"
+        "collectives, forward and backward. Wall time of calls in a row.",
+        parallel,
+    ),
+    (
+        "What few bytes allow",
+        _H200 / "floors.json",
+        "`move` is a kernel that reads the operands and writes as many bytes as the result has, and does nothing else.",
+        floors,
+    ),
+    (
+        "Two builds in turn",
+        _H100 / "builds.json",
+        "What `auto` takes by the build before kernels were cut to a smaller library, and by the one after it, on one\n"
+        "card. Products that both leave to XLA count as 1.",
+        both_builds,
+    ),
+    (
+        "Tracing",
+        RESULTS / "cpu/tracing.json",
+        "Processor time to trace a model of 500 products, over jnp's.",
+        tracing,
+    ),
+)
+
+
+def page() -> str:
+    """docs/performance.md."""
+    sections = [_HEAD]
+    listed = [f"- {name}: {text}" for name, text in (SUITES | RULES).items()]
+    sections.append("## Products\n\n" + "\n".join(listed))
+    for folder in sorted(path for path in RESULTS.glob("nvidia-*") if path.is_dir()):
+        device = report.load(folder / "unseen.json")["device"]
+        assert slug(device) == folder.name
+        sections.append(f"### {device}\n\n{markdown(COLUMNS, suites(folder))}")
+    charts = "\n\n".join(f"![{name}: speed over XLA's faster path, by product]({name}.svg)" for name in PLOTS)
+    sections.append(charts)
+    for title, file, text, table in TABLES:
+        content = report.load(file)
+        sources = content.get("sources", {"": content})
+        dates = "; ".join(f"{name}: {when(about)}".removeprefix(": ") for name, about in sources.items())
+        devices = {about["device"] for about in sources.values()} - {"unknown"}
+        origin = f"{_link(file.name, file)}, {', '.join([*devices, dates])}."
+        sections.append(f"## {title}\n\n{text}\n{origin}\n\n{table(content)}")
+    return "\n\n".join(sections) + "\n"
+
+
+# --- Charts ---
+
+
+def draw(rows: Sequence[Row], title: str, file: Path) -> None:
+    """A bar for each product: XLA's faster path over ours. The file's ending chooses the format."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    at = range(len(rows))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxgemm"}):
+        figure = Figure(figsize=(max(6.0, 1.5 + 0.3 * len(rows)), 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes: Any = figure.add_subplot()
+        axes.bar(at, [row["ratio"] for row in rows], color=["C0" if row["ratio"] >= 1 else "C1" for row in rows])
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_yscale("log", base=2)
+        axes.set_yticks([0.5, 1, 2], ["0.5", "1", "2"])
+        axes.set_ylabel("speed over XLA's faster path")
+        axes.set_title(
+            f"{title}; geometric mean {geometric_mean([row['ratio'] for row in rows]):.2f}", fontsize="medium"
+        )
+        axes.set_xticks(at, [row["problem"] for row in rows], rotation=90, fontsize="small")
+        axes.grid(axis="y", alpha=0.3)
+        axes.margins(x=0.01)
+        figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def chart(content: Row, kernel: str, file: Path) -> int:
+    """Draw a kernel's rows of a result; how many products these are."""
+    rows = [row for row in content["rows"] if row.get("kernel") == kernel and row.get("ratio")]
+    if not rows:
+        raise ValueError(f"no rows of kernel {kernel} with a ratio")
+    draw(rows, f"jaxgemm {kernel} on {content['device']}, jax {content['versions']['jax']}", file)
+    return len(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="result files to show instead")
+    parser.add_argument("--plot", type=Path, help=f"draw the first FILE; ends in one of {', '.join(_FORMATS)}")
+    parser.add_argument("--kernel", default="auto", help="whose rows to draw (default auto)")
+    options = parser.parse_args(arguments)
+    if options.plot and (options.plot.suffix not in _FORMATS or not options.files):
+        parser.error(f"--plot needs a FILE, and a name that ends in one of {', '.join(_FORMATS)}")
+    if not options.files:
+        PAGE.write_text(page())
+        for name, (file, kernel) in PLOTS.items():
+            chart(report.load(file), kernel, DOCS / f"{name}.svg")
+        return 0
+    try:
+        contents = [report.load(file) for file in options.files]
+        pairs = list(zip(options.files, contents, strict=True))
+        table = [line for file, content in pairs for line in lines(content["rows"], file.stem, when(content))]
+        if options.plot:
+            chart(contents[0], options.kernel, options.plot)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"not a suite's result: {error}")
+    report.print_table("Speed of ours over XLA's", COLUMNS, table, left=2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

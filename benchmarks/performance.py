@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -50,7 +51,7 @@ RULES = {
     "large": "Aligned products of 10¹² multiply-adds and more.",
     "realigned": "Few rows, and weights whose rows begin anywhere, by each tile that realigns them and by the model.",
     "odd_rows": "Rows of A that begin anywhere: copied (`rows=1`), by tiles of every eighth row, or by the model.",
-    "unaligned_fp32": "Rows that begin anywhere in fp32 at precision HIGHEST; the fastest of the configurations timed.",
+    "unaligned_fp32": "Rows that begin anywhere in fp32 at precision HIGHEST, by the choice of the model of its day.",
 }
 COLUMNS = ("suite", "kernel", "products", "of the faster path", "of the default path", "lowest", "at", "measured")
 _HEAD = """<!-- python benchmarks/performance.py writes this page from the files in benchmarks/results -->
@@ -93,24 +94,12 @@ def when(about: Row) -> str:
     return str(about["date"])[:10] + ("" if commit in ("", "unknown") else f", {commit[:7]}")
 
 
-def by_family(rows: Sequence[Row]) -> list[Row]:
-    """Of each product and kernel the fastest configuration, under the kernel's name alone."""
-    best: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        kernel = row["kernel"].partition(":")[0]
-        key = row["problem"], kernel
-        if row["us"] and (key not in best or row["us"] < best[key]["us"]):
-            best[key] = {**row, "kernel": kernel}
-    return list(best.values())
-
-
-def _of_rules(content: Row, source: str) -> list[Row]:
+def of_rules(content: Row, source: str) -> list[Row]:
+    """Of a source of rules.json the kernels by name that were timed on all its products."""
     rows = [row for row in content["rows"] if row["source"] == source]
-    products = {row["problem"] for row in rows}
-    shared = {row["kernel"] for row in rows}
-    shared = {kernel for kernel in shared if len([row for row in rows if row["kernel"] == kernel]) == len(products)}
-    rows = rows if shared == {row["kernel"] for row in rows} else by_family(rows)
-    return [row for row in rows if row["kernel"] != "auto"]
+    problems = {row["problem"] for row in rows}
+    timed = Counter(row["kernel"] for row in rows)
+    return [row for row in rows if row["kernel"] != "auto" and timed[row["kernel"]] == len(problems)]
 
 
 def suites(folder: Path) -> list[tuple[str, ...]]:
@@ -125,7 +114,7 @@ def suites(folder: Path) -> list[tuple[str, ...]]:
     content = report.load(file) if file.exists() else {"sources": {}}
     for name in RULES:
         if name in content["sources"]:
-            found += lines(_of_rules(content, name), _link(name, file), when(content["sources"][name]))
+            found += lines(of_rules(content, name), _link(name, file), when(content["sources"][name]))
     return found
 
 
@@ -295,7 +284,9 @@ def page() -> str:
         device = report.load(folder / "unseen.json")["device"]
         assert slug(device) == folder.name
         sections.append(f"### {device}\n\n{markdown(COLUMNS, suites(folder))}")
-    charts = "\n\n".join(f"![{name}: speed over XLA's faster path, by product]({name}.svg)" for name in PLOTS)
+    charts = "\n\n".join(
+        f"![{name}: speed over XLA's faster path, and share of the roofline, by product]({name}.svg)" for name in PLOTS
+    )
     sections.append(charts)
     for title, file, text, table in TABLES:
         content = report.load(file)
@@ -311,27 +302,37 @@ def page() -> str:
 
 
 def draw(rows: Sequence[Row], title: str, file: Path) -> None:
-    """A bar for each product: XLA's faster path over ours. The file's ending chooses the format."""
+    """Above, a bar for each product: XLA's faster path over ours. Below, the share of the roofline that either reaches.
+
+    The file's ending chooses the format.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     at = range(len(rows))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxgemm"}):
-        figure = Figure(figsize=(max(6.0, 1.5 + 0.3 * len(rows)), 4.5), layout="constrained")
+        figure = Figure(figsize=(max(6.0, 1.5 + 0.3 * len(rows)), 7.0), layout="constrained")
         FigureCanvasAgg(figure)
-        axes: Any = figure.add_subplot()
-        axes.bar(at, [row["ratio"] for row in rows], color=["C0" if row["ratio"] >= 1 else "C1" for row in rows])
-        axes.axhline(1.0, color="black", linewidth=0.8)
-        axes.set_yscale("log", base=2)
-        axes.set_yticks([0.5, 1, 2], ["0.5", "1", "2"])
-        axes.set_ylabel("speed over XLA's faster path")
-        axes.set_title(
-            f"{title}; geometric mean {geometric_mean([row['ratio'] for row in rows]):.2f}", fontsize="medium"
-        )
-        axes.set_xticks(at, [row["problem"] for row in rows], rotation=90, fontsize="small")
-        axes.grid(axis="y", alpha=0.3)
-        axes.margins(x=0.01)
+        above, below = figure.subplots(2, 1, sharex=True)
+        above.bar(at, [row["ratio"] for row in rows], color=["C0" if row["ratio"] >= 1 else "C1" for row in rows])
+        above.axhline(1.0, color="black", linewidth=0.8)
+        above.set_yscale("log", base=2)
+        above.set_yticks([0.5, 1, 2], ["0.5", "1", "2"])
+        above.set_ylabel("speed over XLA's faster path")
+        mean = geometric_mean([row["ratio"] for row in rows])
+        above.set_title(f"{title}; geometric mean {mean:.2f}", fontsize="medium")
+        shares = [row["roofline_fraction"] or 0.0 for row in rows]
+        theirs = [share / row["ratio"] for share, row in zip(shares, rows, strict=True)]
+        below.plot(at, shares, "o", label="jaxgemm")
+        below.plot(at, theirs, "x", label="XLA's faster path")
+        below.set_ylim(0, 1.05)
+        below.set_ylabel("share of the roofline")
+        below.legend()
+        below.set_xticks(at, [row["problem"] for row in rows], rotation=90, fontsize="small")
+        for axes in (above, below):
+            axes.grid(axis="y", alpha=0.3)
+            axes.margins(x=0.01)
         figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 

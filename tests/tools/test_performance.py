@@ -52,9 +52,11 @@ def test_lines(script, file):
     assert script.when({"date": "2026-01-02", "commit": "unknown"}) == "2026-01-02"
 
 
-def test_of_configurations_the_fastest_counts(script):
-    rows = [{"problem": "a", "kernel": f"simt:tile={i}", "us": us, "ratio": 1 / us} for i, us in ((1, 2.0), (2, 1.0))]
-    assert script.by_family(rows) == [{"problem": "a", "kernel": "simt", "us": 1.0, "ratio": 1.0}]
+def test_of_rules_kernels_that_were_timed_on_all_products_count(script):
+    timed = {"a": ("auto", "simt", "simt:tile=3", "gemv"), "b": ("auto", "simt", "gemv:splits=2")}
+    rows = [{"source": "s", "problem": problem, "kernel": name} for problem, names in timed.items() for name in names]
+    found = script.of_rules({"rows": [*rows, {"source": "t", "problem": "c", "kernel": "simt"}]}, "s")
+    assert found == [row for row in rows if row["kernel"] == "simt"]
 
 
 def test_several_devices_are_beside_each_other(script):

@@ -1,0 +1,88 @@
+"""benchmarks/run.py: suites are written as they go, and hold what they should."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+import pytest
+
+from jaxgemm.measure import bench, case, provenance, report
+
+
+@pytest.fixture
+def runner_script(benchmark_script):
+    return benchmark_script("run")
+
+
+def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_script):
+    short = runner_script.chain.Chain(3, 16, (16, 24), "float32", ())
+    monkeypatch.setitem(runner_script.CHAINS, "chain", short)
+    monkeypatch.setitem(runner_script.LAYERS, "gated", (runner_script.gated_layers.Layer(5, 24, 16, "float32"),))
+    made = runner_script.programs
+    scores = replace(made.einsum("scores", "bthk,bshk->bhts", (2, 5, 3, 4), (2, 6, 3, 4)), dtype="float32")
+    biased = replace(made.dense("bias", made._biased, {"bias": (6,)}, 5, 6, 7), dtype="float32")
+    layer = replace(made.decoder(2, 3, 8, 2, 12, 10), dtype="float32")
+    monkeypatch.setitem(runner_script.PROGRAMS, "programs", (scores, biased, layer))
+    suites = "smoke", "chain", "gated", "programs"
+    monkeypatch.setattr(sys, "argv", ["run.py", *suites, "--repeats", "3", "--results", str(tmp_path)])
+    assert runner_script.main() == 0
+    folder = tmp_path / runner_script.slug(report.device_name(jax.devices()[0]))
+    smoke = report.load(folder / "smoke.json")
+    assert smoke["suite"] == "smoke"
+    assert all(smoke[name] is not None for name in provenance.KEYS if name != "driver")
+    assert {row["status"] for row in smoke["rows"]} == {"ok"}
+    assert all(row["ratio"] > 0 and row["error"] < 1e-6 for row in smoke["rows"])
+    assert len({row["problem"] for row in smoke["rows"]}) == len(runner_script.SUITES["smoke"].cases)
+    chain = json.loads((folder / "chains.json").read_text())
+    assert {row["source"] for row in chain["rows"]} == {"chain"}
+    assert set(provenance.KEYS) <= set(chain["sources"]["chain"])
+    assert {row["path"] for row in chain["rows"]} >= {"jaxgemm auto", "XLA default"}
+    assert all(row["wall_us"] > 0 and row["kept_wall_us"] > 0 and len(row["compile"]) == 3 for row in chain["rows"])
+    gated = json.loads((folder / "gated.json").read_text())["rows"]
+    assert [row["path"] for row in gated] == ["jaxgemm auto", "jaxgemm host", "XLA default"]
+    assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-5 for row in gated)
+    written = json.loads((folder / "programs.json").read_text())["rows"]
+    assert [row["problem"] for row in written[::3]] == [str(scores), str(biased), str(layer)]
+    assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-6 for row in written)
+    out, _ = capsys.readouterr()
+    assert "trace + compile" in out
+
+
+@pytest.mark.parametrize("suite", ["smoke", "programs"])
+def test_a_run_that_is_interrupted_leaves_what_it_had(monkeypatch, tmp_path, runner_script, suite):
+    made = runner_script.programs
+    layer = replace(made.decoder(2, 3, 8, 2, 12, 10), dtype="float32")
+    monkeypatch.setitem(runner_script.PROGRAMS, "programs", (layer, replace(layer, dtype="bfloat16")))
+    whose = made if suite == "programs" else bench.Bench
+    measure, asked = whose.measure, []
+
+    def once(*arguments):
+        asked.append(arguments)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(whose, "measure", once)
+    monkeypatch.setattr(sys, "argv", ["run.py", suite, "--repeats", "3", "--results", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        runner_script.main()
+    (file,) = tmp_path.glob(f"*/{suite}.json")
+    rows = report.load(file)["rows"]
+    assert rows
+    assert {row["problem"] for row in rows} == {str(asked[0][1])}
+
+
+def test_the_suites_hold_what_they_should(runner_script):
+    suites = runner_script.SUITES
+    assert len(suites["bf16"].cases) == 34
+    assert {c.dtype for c in suites["bf16"].cases} == {"bfloat16"}
+    sgemm = suites["sgemm"].cases
+    assert {c.precision for c in sgemm} == {"highest"}
+    assert {c.layout for c in sgemm if c.m == 4096} == set(case.LAYOUTS)
+    for suite in suites.values():
+        assert len(set(suite.cases)) == len(suite.cases)
+        for kernel in suite.kernels:
+            bench.parse_kernel(kernel)  # raises where the table has no such kernel or option

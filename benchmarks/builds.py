@@ -27,14 +27,16 @@ import numpy as np
 _HERE = Path(__file__).resolve().parent
 SUITES = ("bf16", "16bit", "unseen", "survey", "small", "pitches", "sgemm")
 SIDES = ("old", "new")
-#: What tells a build, of what jaxgemm.measure.provenance tells.
+#: What of a provenance record identifies a build.
 SOURCES = ("commit", "ffi_digest", "package_digest")
-#: How a child's lines for its parent begin; anything else on its output is somebody's warning.
+#: Lines of a child for its parent begin so; others on its output are warnings of libraries.
 MARK = "builds: "
 
 
 def child(suites: Sequence[str]) -> None:
-    """Tell which products are ours, compile those that are asked for, and time a suite for each line that follows."""
+    """Run in a build's process: tell which products are ours, compile those that the first line of input names, and
+    time the suite that each further line names.
+    """
     sys.path += [str(_HERE), str(_HERE.parent / "tests")]
     import jax
     from shapes import SUITES as ALL

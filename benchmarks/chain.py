@@ -66,13 +66,13 @@ class Chain:
         return run
 
 
-#: Multiples of 64 and of 8, and others: each 20 widths come once in a round.
+#: Twenty widths, multiples of 64, of 8 and of neither; a chain goes through them again and again.
 MIXED = (64, 256, 96, 512, 128, 200, 384, 72, 320, 160, 250, 128, 333, 64, 448, 100, 192, 57, 240, 128)
 
 CHAINS = {
     "chain": Chain(50, 256, (256,), "float32", ("auto", "simt")),
-    # One kernel a product by ours and by cuBLAS, so that what a product costs besides its kernel compares directly:
-    # where a path takes two, they overlap, and the sum of their times is more than the time that they take.
+    # Ours and cuBLAS take one kernel for each of these products, so that wall times less kernel times compare directly.
+    # Where a path takes two kernels they overlap, and the sum of their times is more than the time that they take.
     "chain_bf16": Chain(50, 256, (256,), "bfloat16", ("auto", "sm90")),
     "mixed": Chain(200, 96, MIXED, "bfloat16", ("auto", "sm90")),
 }
@@ -134,7 +134,7 @@ def measure(bench: Bench, chain: Chain, kernels: Sequence[str]) -> list[dict[str
     """
     products = forms(bench, kernels, _ours, _xla)
     inputs = chain.inputs(bench.seed)
-    jax.jit(jnp.add).lower(inputs[0], inputs[0]).compile()  # what only a process's first compilation does
+    jax.jit(jnp.add).lower(inputs[0], inputs[0]).compile()  # the first compilation of a process takes longer
     programs: dict[str, timing.Program] = {}
     rows: dict[str, dict[str, Any]] = {}
     for i, (name, (product, options)) in enumerate(products.items()):

@@ -36,9 +36,9 @@ _FITTED = KNOWN_DEVICES["NVIDIA H200"]  # whose rates the constants are
 
 _SCALAR = re.compile(r"^constexpr double (k\w+) = ([-\d.e]+);", re.MULTILINE)
 _ARRAY = re.compile(r"^constexpr double (k\w+)\[\] = \{([^}]*)\};", re.MULTILINE)
-#: What keeps a constant of which the timings say nothing where it is.
+#: Weight of the squared logarithm of a constant's change, so that one of which timings say nothing stays as it is.
 _PULL = 3e-4
-#: Microseconds up to which products are mostly launch.
+#: Products of fewer microseconds are mostly launch.
 _SMALL = 8.0
 
 #: What is compiled behind the model. A timing is a configuration's options as the row names them, and microseconds.
@@ -206,10 +206,10 @@ def load(model: ctypes.CDLL, products: Sequence[Product], device: DeviceLimits =
 def search(
     model: ctypes.CDLL, names: Sequence[str], steps: int, weight: float, seed: int, only: tuple[str, ...] = ("",)
 ) -> None:
-    """Walk for so many steps, and leave the model with the best constants: those whose names begin so change."""
+    """Leave the model with the best constants of a walk of so many steps. Names that begin with `only` change."""
     draw, x = random.Random(seed), model.constants()
     free = [i for i, name in enumerate(names) if not name.endswith("[0]") and name.startswith(only)]
-    # Those at [0] are 1, what others are told by.
+    # The first of an array is 1, and the others are relative to it.
     start, reach = [x[i] for i in range(len(names))], [0.1] * len(names)
     smooth = ctypes.c_double()
 

@@ -28,7 +28,7 @@ from ladder_textbook import build, parse, register  # noqa: E402
 from paths import sets_of_operands  # noqa: E402
 from run import collect  # noqa: E402
 
-#: Of those of suite bf16 that memory bounds, and two batches.
+#: Products of suite bf16 that are bound by memory, and two batches: m, n, k, batch.
 SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
     (1, 8192, 8192, None),
     (16, 8192, 8192, None),
@@ -42,7 +42,7 @@ SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
     (2047, 2047, 129, 8),
 )
 
-#: What the faster of XLA's paths is held to.
+#: Programs by whose time that of XLA's faster path is divided.
 RATIOS = ("move", "auto", "sm90")
 
 #: Every thread reads four vectors of 16 bytes; results are as many whole vectors as the product's.

@@ -16,13 +16,13 @@ Function = Callable[..., jax.Array]
 def forms(
     bench: Bench, kernels: Sequence[str], ours: Callable[[str], Function], theirs: Function
 ) -> dict[str, tuple[Function, dict[str, Any]]]:
-    """By the name of a row: a function, and the options to compile it with. `ours` takes a kernel's name."""
+    """Functions and the options to compile them with, by the names of their rows. `ours` takes a kernel's name."""
     found: dict[str, tuple[Function, dict[str, Any]]] = {f"jaxgemm {name}": (ours(name), {}) for name in kernels}
     return found | {f"XLA {path}": (theirs, options) for path, options in bench.xla_paths.items()}
 
 
 def sets_of_operands(bench: Bench, size: int) -> int:
-    """How many sets of so many bytes pass three times the cache, or 256 if that is less."""
+    """How many sets of operands of this many bytes are more than three times the cache; 256 at most."""
     return min(256, 1 + 3 * cache_bytes(bench.limits) // size)
 
 
@@ -62,7 +62,7 @@ def measure(
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row for a table whose columns are what is measured, and then COLUMNS."""
+    """A row for a table with a column for what is measured, and then COLUMNS."""
     if row["message"]:
         return [row["problem"], row["path"], row["message"], *["-"] * (len(COLUMNS) - 2)]
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"

@@ -43,7 +43,7 @@ from paths import sets_of_operands  # noqa: E402
 from shapes import SUITES, drawn  # noqa: E402
 from tune import problem_of  # noqa: E402
 
-_CONFIGURATIONS_AT_ONCE = 14  # that are compiled: XLA does so without Python's lock
+_CONFIGURATIONS_AT_ONCE = 14  # compiled by threads, as XLA compiles without Python's lock
 _WALKS = (1, 2, 4, 8, 16, 32)  # rows of tiles that are walked together, by option group
 
 
@@ -120,7 +120,9 @@ def main() -> int:
 def _some(
     row: Kernel, weighed: Sequence[Candidate], draw: random.Random, best: int, others: int, within: float
 ) -> list[Candidate]:
-    """The first few, and from the rest one of each tile in turn: a model that is wrong about a tile shows there."""
+    """The first few, and of the rest one of each tile in turn, so that every tile is timed: a model may be wrong about
+    one.
+    """
     rest = [x for x in weighed[best:] if x.microseconds < within * weighed[0].microseconds]
     draw.shuffle(rest)
     tiles: dict[tuple[int, ...], list[Candidate]] = {}
@@ -132,7 +134,7 @@ def _some(
 
 
 def _by_other_walks(row: Kernel, of: Sequence[Candidate], problem: Problem, device: Device) -> list[Candidate]:
-    """These configurations by every walk, as they are weighed then."""
+    """These configurations by every walk over their tiles, with the time that the model expects of each."""
     at = list(row.options).index("group")
     configs = [(*x.config[:at], walk, *x.config[at + 1 :]) for x in of for walk in _WALKS]
     return [candidates(row, config, problem, device)[0] for config in configs]
@@ -156,7 +158,7 @@ def _measure(
 
 
 def _print(found: Iterable[Measured]) -> None:
-    """The products by what the model's choice, the first of each, takes over the best, and the mean of that."""
+    """Print the products whose choice, the first configuration, takes most over the best, and the mean over all."""
     rows = sorted(found, key=lambda x: -(x.product.loss or 0))
     if not rows:
         print("nothing was measured: no product for which the kernel's cost model weighs configurations")

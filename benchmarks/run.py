@@ -67,7 +67,7 @@ def run_suite(name: str, runner: bench.Bench, kernels: Sequence[str], folder: Pa
 
 
 class Table(NamedTuple):
-    """What has a module of its own, which measures each of its items and makes cells of rows."""
+    """A suite of other things than products: its module has `measure` for an item, and `cells` for a row."""
 
     module: Any
     items: Sequence[Any]
@@ -85,7 +85,7 @@ def _table(name: str) -> Table:
 
 
 def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], folder: Path) -> bool:
-    """The same for a table."""
+    """Measure and print a suite of other things than products; returns whether every row came out."""
     table = _table(name)
     rows = collect(
         name,

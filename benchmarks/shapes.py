@@ -162,7 +162,7 @@ _REALIGNED: tuple[Case, ...] = tuple(
 _REALIGNING = tuple(f"sm90:tile_m={m},tile_n={n},unaligned=2" for m, n in ((64, 64), (64, 128), (128, 128)))
 
 
-# Rows of A that begin anywhere: it is copied, or tiles have every eighth row of it. As many as tiles like, or not.
+# Rows of A that begin anywhere: `sm90` copies A first, or has tiles of every eighth row of it.
 _ODD_ROWS: tuple[Case, ...] = tuple(
     Case(m, n, k, "bfloat16")
     for m, n, k in (
@@ -240,10 +240,10 @@ def _survey(kinds: tuple[Kind, ...], each: int, seed: int, most: float = 1e12) -
             more = {"bias": True, "activation": draw.choice(("gelu", "silu", "relu"))}
         if kind.batch:
             more["batch"] = extent(*kind.batch, 1)
-        narrow = m[1] <= 128 or m[1] > 8 * n[1]  # rows may be any number, as tokens are
+        narrow = m[1] <= 128 or m[1] > 8 * n[1]  # a number of tokens, which is a multiple of nothing
         rows = extent(*m, 1 if narrow else draw.choice(multiples))
         if narrow and more["layout"] == "TN":
-            more["layout"] = "NN"  # where that would be the pitch of rows
+            more["layout"] = "NN"  # as A's rows would be that long in TN, and begin anywhere
         return Case(rows, extent(*n, draw.choice(multiples)), extent(*k, draw.choice(multiples)), "bfloat16", **more)
 
     cases: list[Case] = []
@@ -269,7 +269,7 @@ def drawn(each: int, seed: int, kinds: Sequence[int] | None = None) -> tuple[Cas
     return tuple(case for turn in itertools.zip_longest(*of_kinds) for case in turn if case)
 
 
-#: Large flat results, where ours are weakest: for every rule and model to be held to, so none may be fitted to them.
+#: Large flat results, where ours are weakest. Rules and models are judged by them, so none may be fitted to them.
 _FLAT: tuple[Case, ...] = tuple(
     case
     for case in _survey((_KINDS[2], _KINDS[4]), 120, 9091)

@@ -42,7 +42,7 @@ FORMS: dict[str, tuple[str, Layer]] = {
     "silu(jnp.dot) * jnp.dot": ("silu(jnp.dot) * jnp.dot", lambda x, w, _: jax.nn.silu(jnp.dot(x, w)) * jnp.dot(x, w)),
     "jaxgemm.gated_gemm": ("silu(jnp.dot) * jnp.dot", lambda x, w, _: jaxgemm.gated_gemm(x, w, w)),
 }
-#: What is timed: from a function to its program, by either door.
+#: What is timed: both ways to trace a function.
 TRACERS: dict[str, Callable[..., Any]] = {
     "make_jaxpr": lambda f, *args: jax.make_jaxpr(f)(*args),
     "jit.trace": lambda f, *args: jax.jit(f).trace(*args),
@@ -69,7 +69,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         for form, (_, layer) in FORMS.items():
             for tracer, trace in TRACERS.items():
                 model = _model(layer)
-                gc.collect()  # so that no form pays for what another left behind
+                gc.collect()  # so that no form is charged for another's garbage
                 gc.disable()
                 begin = time.thread_time()
                 trace(model, *arguments)

@@ -111,7 +111,7 @@ def _tune(
     entries.pop(key, None)
     if fastest * (1 + margin) < now:
         entries[key] = tuning.Override(kernel, tuple(chosen.items()), round(fastest, 2), round(now, 2))
-    label = " ".join([kernel, *map(str, chosen.values())])  # by name they would leave the figures no room
+    label = " ".join([kernel, *map(str, chosen.values())])  # values without their names, which would fill the line
     return (label, *(report.time_text(us) for us in (fastest, now, theirs))), True
 
 

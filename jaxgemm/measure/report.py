@@ -112,9 +112,13 @@ def write(file: Path, content: Mapping[str, Any]) -> None:
     """Write a document of `rows` in one step, so that the file is never half of one: a line for each row."""
     about = [f' "{name}": {_line(value)}' for name, value in content.items() if name != "rows"]
     rows = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in content["rows"])
+    text = "{\n" + ",\n".join([*about, f' "rows": [\n{rows}\n ]' if rows else ' "rows": []']) + "\n}\n"
+    if file.exists() and not file.is_file():  # a pipe, or a terminal
+        file.write_text(text)
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".part")
-    draft.write_text("{\n" + ",\n".join([*about, f' "rows": [\n{rows}\n ]' if rows else ' "rows": []']) + "\n}\n")
+    draft.write_text(text)
     draft.replace(file)
 
 

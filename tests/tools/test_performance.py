@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -41,6 +42,12 @@ def file(tmp_path):
 def test_the_page_says_what_the_files_do(script):
     if script.PAGE.read_text() != script.page():
         pytest.fail("docs/performance.md is not what benchmarks/results say: run python benchmarks/performance.py")
+
+
+def test_the_index_of_experiments_has_every_page(script):
+    folder = script.DOCS / "experiments"
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text())
+    assert sorted([*linked, "README.md"]) == sorted(page.name for page in folder.iterdir())
 
 
 def test_lines(script, file):

@@ -148,6 +148,11 @@ def test_a_suite_is_read_as_it_was_measured(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_what_is_no_file_is_written_too():
+    report.write(Path("/dev/null"), {"rows": [{"x": 1}]})
+    assert not Path("/dev/null.part").exists()
+
+
 def test_sources_of_a_file_are_renewed_one_by_one(tmp_path):
     file = tmp_path / "several.json"
     for source, value in (("a", 1), ("b", 2), ("a", 3)):

@@ -25,8 +25,10 @@ from jaxgemm.kernels import default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
 from jaxgemm.problem import Problem
-from jaxgemm.select import CONTENDERS, candidates, check
-from jaxgemm.xla_hopper import better_left
+from jaxgemm.rules import CONTENDERS, Question, Side
+from jaxgemm.rules_hopper import decide
+from jaxgemm.select import candidates, check
+from jaxgemm.xla_hopper import microseconds
 
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))
@@ -87,13 +89,15 @@ def _tune(
     if problem is None or not found:
         return ("no kernel", "-", "-", "-"), True
     names = [name for _, name in found]
-    modelled = "xla" if better_left(problem, found[0][0]) else names[0]
+    here = device_for(default_platform())
+    _, side = decide(Question(problem, here, ours=found[0][0], theirs=microseconds(problem)))
+    modelled = names[0] if side is Side.OURS else "xla"
     key = tuning.Key.of(problem)
     # What `auto` takes without an entry for this: what the other 16-bit type's says, or one of a device of the same
     # chip, or the model.
     alike = key.alike()
     borrowed = entries.get(alike) if alike else None
-    if borrowed is None and (elsewhere := tuning.inherited(device_for(default_platform()).name, key)):
+    if borrowed is None and (elsewhere := tuning.inherited(here.name, key)):
         borrowed = elsewhere.measured
     without = modelled if borrowed is None else _bench_name(borrowed.kernel, borrowed.options)
     if without not in ("xla", *names):

@@ -1,8 +1,7 @@
 """Which kernel runs a problem: a pure function of the problem, its precision and the device.
 
-``auto`` takes one of our kernels where these were measured against XLA's own product (benchmarks/results): the
-one whose cost model expects the least time, or what jaxgemm/tuning holds for this very product on this device.
-Everything else goes to XLA, with the reason.
+``auto`` takes what jaxgemm/tuning holds for this very product on this device, or else what jaxgemm/rules.py and
+jaxgemm/rules_hopper.py say: XLA's product, or the one of our kernels whose cost model expects the least time.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm import tuning
+from jaxgemm import rules, rules_hopper, tuning, xla_hopper
 from jaxgemm._runtime import ffi
 from jaxgemm.dtypes import KERNEL_DTYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
-from jaxgemm.xla_hopper import better_left, unaligned, unaligned_microseconds
+from jaxgemm.rules import CONTENDERS, Question, Reason, Side
 
 #: The largest workspace a kernel may ask XLA for, in bytes.
 MAX_WORKSPACE = 1 << 30
@@ -36,10 +35,17 @@ INVARIANT_ROWS = 256
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value for each option of a kernel, and the device time in microseconds that its cost model expects."""
+    """A configuration of a kernel, as its cost model sees it.
+
+    Attributes:
+        config: a value for each of the kernel's options, in their order.
+        microseconds: the device time that is expected.
+        parts: what that is made of, by name, in microseconds; empty where the model does not say.
+    """
 
     config: tuple[int, ...]
     microseconds: float
+    parts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,11 @@ class Choice:
         workspace: bytes of scratch memory that the call asks XLA for.
         why: one sentence.
         considered: configurations of the kernel, best first by its cost model, the chosen one among them.
+        rule: the name of what decided, as in docs/auto.md.
+        contender: the kernel of ours that was asked for or expects the least time, whoever runs the problem; "" if none
+            was weighed.
+        ours: the microseconds that it expects; None if it has no cost model.
+        theirs: the microseconds that XLA's product should take; None if that is not modelled.
     """
 
     kernel: Kernel | None
@@ -59,6 +70,10 @@ class Choice:
     workspace: int
     why: str
     considered: tuple[Candidate, ...] = ()
+    rule: str = ""
+    contender: str = ""
+    ours: float | None = None
+    theirs: float | None = None
 
 
 def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device) -> tuple[str, int]:
@@ -122,7 +137,7 @@ def select(
         UnsupportedError: a kernel asked for by name cannot run the problem.
     """
     if kernel == "xla":
-        return _xla("XLA's product was asked for by name")
+        return _xla(rules.BY_NAME, "XLA's product was asked for by name")
     if batch_invariant:
         return _invariant(problem, device, precision, kernel, options)
     if kernel == "auto":
@@ -135,7 +150,7 @@ def select(
     else:
         choice = resolve(kernel, config, problem, device)
         if isinstance(choice, Choice):
-            return replace(choice, why="asked for by name")
+            return _ours(choice, rules.BY_NAME, rules.BY_NAME.says, _theirs(problem, device, precision))
         reason = choice
     raise UnsupportedError(reason)
 
@@ -170,7 +185,8 @@ def _invariant(
             if not isinstance(found, Choice):  # another kernel would be one that follows m
                 raise UnsupportedError(f"batch_invariant: {found}")
             why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, whatever there are"
-            return replace(found, why=why, considered=chosen.considered)
+            theirs = _theirs(problem, device, precision)
+            return replace(_ours(found, rules.INVARIANT, why, theirs), considered=chosen.considered)
         reasons.append(chosen)
     raise UnsupportedError(f"batch_invariant: {'; '.join(reasons)}")
 
@@ -195,46 +211,46 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
     """
     if kernel == "xla":
-        return _xla("XLA's products were asked for by name")
+        return _xla(rules.BY_NAME, "XLA's products were asked for by name")
     if kernel != "auto" and not find_kernel(kernel).gated:
-        return _xla(f"kernel '{kernel}' has no gated form")
+        return _xla(rules.GATED_MISSING, f"kernel '{kernel}' has no gated form")
     rows = [row for row in kernels() if row.gated and row.platform == device.platform]
     if kernel == "auto" and not rows:
-        return _xla(f"no kernel for {device.platform} has a gated form")
-    reasons = []
+        return _xla(rules.GATED_MISSING, f"no kernel for {device.platform} has a gated form")
+    left, reasons = _xla(rules.UNFIT, ""), []
     for row in rows if kernel == "auto" else [find_kernel(kernel)]:
         reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
         found = f"kernel '{row.name}': {reason}" if reason else resolve(row.name, (), problem, device)
         if isinstance(found, Choice):
-            if kernel != "auto":
-                return replace(found, why="asked for by name")
             composed = _composed(problem, device)
+            if kernel != "auto":
+                return _ours(found, rules.BY_NAME, "asked for by name", composed)
             if _expected(found) <= _SPARED * composed:
-                return replace(found, why=f"one launch; two products and what follows should take {composed:.0f} us")
+                why = f"one launch; two products and what follows should take {composed:.0f} us"
+                return _ours(found, rules.GATED_ONE_LAUNCH, why, composed)
+            left = _left(_ours(found, rules.GATED_COMPOSED, "", composed))
             found = f"one launch expects {_expected(found):.0f} us, two products should take {composed:.0f}"
         elif kernel != "auto":
             raise UnsupportedError(found)
         reasons.append(found)
-    return _xla("; ".join(reasons))
+    return replace(left, why="; ".join(reasons))
 
 
 #: What may be expected of one launch, by that of two, as it keeps no results between them.
 _SPARED = 1.02
 #: Of the kernel that follows a gated pair of products: its least time in microseconds, and bytes a microsecond.
-_COMBINING = (2.0, 4e6)
+_COMBINING_US, _COMBINING_BYTES_PER_US = 2.0, 4e6
 
 
 def _composed(problem: Problem, device: Device) -> float:
     """Microseconds that a gated pair should take as two products, be they XLA's or ours, and what follows them."""
-    a, _, d = problem.dtypes
     single = replace(problem, epilogue=Epilogue(), gated=False)
-    tried = [resolve(name, (), single, device) for name in CONTENDERS.get(a, (0, 0, ()))[2]]
+    names = CONTENDERS.get(problem.dtypes[0], (0, 0, ()))[2]
+    tried = [resolve(name, (), single, device) for name in names]
     product = min((_expected(found) for found in tried if isinstance(found, Choice)), default=math.inf)
-    if unaligned(problem):
-        product = min(product, unaligned_microseconds(single))
-    least, rate = _COMBINING
-    moved = problem.m * problem.n * 3 * np.dtype(jnp.dtype(d)).itemsize  # two products, and what they become
-    return 2 * product + least + moved / rate
+    product = min(product, xla_hopper.microseconds(single) or math.inf)
+    results = problem.m * problem.n * np.dtype(jnp.dtype(problem.dtypes[2])).itemsize
+    return 2 * product + _COMBINING_US + 3 * results / _COMBINING_BYTES_PER_US  # two are read and one is written
 
 
 @lru_cache(maxsize=4096)
@@ -265,51 +281,64 @@ def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple
     return tuple(given.get(name, values[0] if values else 0) for name, values in kernel.options.items())
 
 
-#: The kernels that ``auto`` chooses from, by operand type, and the architectures for which they were measured: from,
-#: up to, kernels. Elsewhere XLA's product is the known quantity.
-CONTENDERS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "bfloat16": (90, 90, ("sm90", "direct")),
-    "float16": (90, 90, ("sm90", "direct")),
-    "float32": (90, 90, ("simt", "gemv")),
-}
-
-
 def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> Choice:
-    """The contender that expects to take the least time, unless a measurement of this very product says otherwise."""
-    if device.platform != "cuda":
-        return _xla(f"on {device.platform} XLA's own product is the fastest there is")
-    dtype = problem.dtypes[0]
-    if reason := prec.refusal(precision, np.dtype(jnp.dtype(dtype)), False):
-        return _xla(reason)
-    if dtype == "float32" and not prec.wants_full_fp32(precision):
-        return _xla("fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster")
-    first, last, names = CONTENDERS.get(dtype, (0, 0, ()))
-    if not first <= device.arch <= last:
-        where = f" on compute capability {device.arch / 10:.1f}" if names else ""
-        return _xla(f"no kernel of ours is known to be faster for {dtype}{where}")
+    """What jaxgemm/tuning holds for this very product, or else what the rules say."""
+    question = Question(problem, device, precision)
+    if fact := rules.first([rules.FACTS], question):
+        return _xla(fact, fact.sentence(question))
+    best, theirs = contender(problem, device), xla_hopper.microseconds(problem)
     if known := tuning.find(device.name, tuning.Key.of(problem)):
-        measured = known.measured
-        where = known.device if known.key.dtype == dtype else f"{known.device} for {known.key.dtype}"
-        why = f"measured on {where}: {measured.us:.1f} us, otherwise {measured.instead_us:.1f} us"
-        if measured.kernel == "xla":
-            return _xla(why)
-        config = configuration(find_kernel(measured.kernel), measured.options)
-        found = resolve(measured.kernel, config, problem, device)
-        if isinstance(found, Choice):
-            return replace(found, why=why)
-    tried = [resolve(name, (), problem, device) for name in names]
+        why = _measured(known, problem)
+        if known.measured.kernel != "xla":
+            config = configuration(find_kernel(known.measured.kernel), known.measured.options)
+            found = resolve(known.measured.kernel, config, problem, device)
+            if isinstance(found, Choice):
+                return _ours(found, rules.TUNED, why, theirs)
+        elif isinstance(best, Choice):
+            return _left(_ours(best, rules.TUNED, why, theirs))
+    if not isinstance(best, Choice):
+        return replace(_xla(rules.UNFIT, best), theirs=theirs)
+    question = replace(question, ours=_expected(best), theirs=theirs)
+    rule, side = rules_hopper.decide(question)
+    choice = _ours(best, rule, rule.sentence(question), theirs)
+    return choice if side is Side.OURS else _left(choice)
+
+
+def _measured(known: tuning.Found, problem: Problem) -> str:
+    """What a measurement says."""
+    dtype = problem.dtypes[0]
+    where = known.device if known.key.dtype == dtype else f"{known.device} for {known.key.dtype}"
+    return f"measured on {where}: {known.measured.us:.1f} us, otherwise {known.measured.instead_us:.1f} us"
+
+
+def contender(problem: Problem, device: Device) -> Choice | str:
+    """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
+    tried = [resolve(name, (), problem, device) for name in CONTENDERS[problem.dtypes[0]][2]]
     choices = [found for found in tried if isinstance(found, Choice)]
-    if not choices:
-        return _xla("; ".join(str(reason) for reason in tried))
-    best = min(choices, key=_expected)
-    if reason := better_left(problem, _expected(best)):
-        return _xla(reason)
-    return replace(best, why=f"expected to be the fastest for {dtype} here")
+    return min(choices, key=_expected) if choices else "; ".join(map(str, tried))
+
+
+def _theirs(problem: Problem, device: Device, precision: prec.Precision) -> float | None:
+    """The microseconds that XLA's product should take, if that is modelled for this device and precision."""
+    modelled = rules.first([rules.FACTS], Question(problem, device, precision)) is None
+    return xla_hopper.microseconds(problem) if modelled else None
 
 
 def _expected(choice: Choice) -> float:
     return choice.considered[0].microseconds if choice.considered else math.inf
 
 
-def _xla(why: str) -> Choice:
-    return Choice(None, (), 0, why)
+def _ours(found: Choice, rule: Reason, why: str, theirs: float | None) -> Choice:
+    """A kernel of ours, with what decided for it."""
+    assert found.kernel is not None
+    ours = found.considered[0].microseconds if found.considered else None
+    return replace(found, why=why, rule=rule.name, contender=found.kernel.name, ours=ours, theirs=theirs)
+
+
+def _left(choice: Choice) -> Choice:
+    """XLA's product, which what is known of a kernel of ours speaks for."""
+    return replace(choice, kernel=None, config=(), workspace=0, considered=())
+
+
+def _xla(rule: Reason, why: str) -> Choice:
+    return Choice(None, (), 0, why, rule=rule.name)

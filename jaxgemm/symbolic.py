@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxgemm import rules
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.select import Choice
 
@@ -33,9 +34,9 @@ def choose(avals: Sequence[Any], *, kernel: str, batch_invariant: bool = False, 
     if not found:
         return None
     if kernel == "xla":
-        return Choice(None, (), 0, "XLA's product was asked for by name")
+        return Choice(None, (), 0, "XLA's product was asked for by name", rule=rules.BY_NAME.name)
     why = f"symbolic extents ({', '.join(found)}), and kernels are chosen by extents that are known"
     if derived or (kernel == "auto" and not batch_invariant):
-        return Choice(None, (), 0, why)
+        return Choice(None, (), 0, why, rule=rules.SYMBOLIC.name)
     asked = "batch_invariant" if kernel == "auto" else f"kernel '{kernel}'"
     raise UnsupportedError(f"{asked}: {why}; give numbers for them, or leave the product to XLA (kernel 'auto')")

@@ -1,0 +1,345 @@
+"""The rules for Hopper: which products XLA should compute no slower than our kernels.
+
+Microseconds are those that the best of our kernels expects to take. They stand for how much there is to do: below
+some, what XLA does beside its product counts.
+"""
+
+from __future__ import annotations
+
+from jaxgemm.rules import Question, Rule, Section, Side, first
+from jaxgemm.xla_hopper import FP32_TILE, MULTIPROCESSORS, PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds
+
+_SURVEY, _SMALL, _PITCHES = "nvidia-h200/survey.json", "nvidia-h200/small.json", "nvidia-h200/pitches.json"
+_16BIT, _PROGRAMS, _SGEMM = "nvidia-h200/16bit.json", "nvidia-h200/programs.json", "nvidia-h200/sgemm.json"
+_VECTORS, _ODD_RESULTS = "nvidia-h200/vectors.json", "nvidia-h200/odd_results.json"
+_UNALIGNED_FP32 = "nvidia-h100-80gb-hbm3/unaligned_fp32.json"
+
+# --- fp32 at full precision ---
+
+#: Below so many microseconds the blocks of XLA's fp32 kernels leave multiprocessors idle.
+FP32_SMALL_US = 300.0
+
+FP32 = Section(
+    "fp32 at full precision",
+    lambda q: q.dtype == "float32",
+    (
+        Rule(
+            "fp32-few-tiles",
+            f"with fewer tiles of {FP32_TILE} x {FP32_TILE} than the {MULTIPROCESSORS} multiprocessors XLA may split "
+            "the sums of unaligned rows, which takes it several kernels",
+            _UNALIGNED_FP32,
+            Side.OURS,
+            lambda q: q.unaligned and q.theirs is None,
+        ),
+        Rule(
+            "fp32-small",
+            f"below {FP32_SMALL_US:.0f} us XLA's blocks leave multiprocessors idle",
+            _SGEMM,
+            Side.OURS,
+            lambda q: not q.unaligned and q.single and q.ours < FP32_SMALL_US,
+        ),
+    ),
+)
+
+# --- 16-bit types: unaligned rows ---
+
+#: A long result is one with a side of so many elements: of short sums it is moving data.
+LONG_RESULT = 8192
+
+UNALIGNED = Section(
+    "16-bit, rows of an operand no multiple of 16 bytes",
+    lambda q: q.is_16bit and q.unaligned,
+    (
+        Rule(
+            "unaligned-short-sums",
+            f"sums of up to {UNSPLIT_K} for a result with a side of {LONG_RESULT} or more are moving data, which XLA "
+            "does as fast",
+            _SURVEY,
+            Side.XLA,
+            lambda q: q.k <= UNSPLIT_K and q.long >= LONG_RESULT,
+        ),
+    ),
+)
+
+# --- 16-bit types: rows of both operands aligned ---
+
+#: The longest sums for which a long result is moving data.
+STREAMED_K = 384
+#: Below so many microseconds ours are faster with an activation, which takes XLA's small kernels time.
+SMALL_ACTIVATED_US = 6.0
+
+
+def _aligned_16bit(q: Question) -> bool:
+    return q.is_16bit and not q.unaligned
+
+
+def _streamed(q: Question) -> bool:
+    """Whether a product is moving data more than multiplying it."""
+    return q.k <= STREAMED_K and q.long >= LONG_RESULT
+
+
+ACTIVATED = Section(
+    "16-bit, aligned rows, with an activation other than relu",
+    lambda q: _aligned_16bit(q) and q.activates,
+    (
+        Rule(
+            "small-activated",
+            f"below {SMALL_ACTIVATED_US:.0f} us an activation takes XLA's kernels time, unless the result is long and "
+            "its sums are short",
+            _SMALL,
+            Side.OURS,
+            lambda q: q.ours < SMALL_ACTIVATED_US and not _streamed(q),
+        ),
+    ),
+)
+
+#: Below so many microseconds ours are faster for batches, whose sums are at least so long.
+SMALL_BATCH_US = 17.0
+SMALL_BATCH_K = 80
+#: From so many microseconds on shorter sums will do.
+MIDDLE_BATCH_US = 4.0
+MIDDLE_BATCH_K = 48
+#: The share of our time that XLA's product of a batch takes less than ours, copies aside.
+BATCH_AHEAD = 0.08
+
+BATCHES = Section(
+    "16-bit, aligned rows, batches",
+    lambda q: _aligned_16bit(q) and not q.single,
+    (
+        Rule(
+            "small-batch",
+            f"below {SMALL_BATCH_US:.0f} us ours are faster for batches of sums of {SMALL_BATCH_K} or more, and of "
+            f"{MIDDLE_BATCH_K} or more from {MIDDLE_BATCH_US:.0f} us on",
+            _SMALL,
+            Side.OURS,
+            lambda q: (
+                q.ours < SMALL_BATCH_US
+                and (q.k >= SMALL_BATCH_K or (q.k >= MIDDLE_BATCH_K and q.ours >= MIDDLE_BATCH_US))
+            ),
+        ),
+        Rule(
+            "copied-batch",
+            "XLA's batches have one stride, so it copies an operand with two before it multiplies, which takes more "
+            f"than the {BATCH_AHEAD:.0%} of our time by which it is ahead then",
+            _PROGRAMS,
+            Side.OURS,
+            # A vector's products are no matrix product to XLA, so it does not copy for them.
+            lambda q: q.short > 1 and batch_copies_microseconds(q.problem) > BATCH_AHEAD * q.ours,
+        ),
+    ),
+)
+
+#: Few rows or columns are fewer than so many.
+FEW = 16
+#: Between so many microseconds XLA's reduction is faster for one vector and a matrix whose rows are along k.
+DOTS_FROM_US, DOTS_UP_TO_US = 3.0, 8.0
+#: XLA copies operands to pad sums that are no multiple of this before it splits them.
+WHOLE_K = 128
+#: The length from which on XLA splits sums for few rows.
+SPLIT_FEW_K = 1024
+#: Below so many microseconds the several kernels of such a split take longer than ours: for one or two rows, and more.
+SPLIT_TWO_US, SPLIT_FEW_US = 12.0, 36.0
+#: The same of the smallest products, whose sums XLA splits from a shorter length on.
+SPLIT_SMALLEST_US = 4.0
+SPLIT_SMALLEST_K = 160
+
+
+def _few(q: Question) -> bool:
+    return _aligned_16bit(q) and q.single and q.short < FEW
+
+
+def _along_k(q: Question) -> bool:
+    """Whether it is a product of a vector and a matrix whose rows are along k."""
+    p = q.problem
+    return q.short == 1 and (p.b.transposed if p.m == 1 else not p.a.transposed)
+
+
+FEW_ROWS = Section(
+    f"16-bit, aligned rows, fewer than {FEW} rows or columns",
+    _few,
+    (
+        Rule(
+            "small-dots",
+            f"XLA's reduction is faster for one vector and a matrix whose rows are along k, between {DOTS_FROM_US:.0f} "
+            f"and {DOTS_UP_TO_US:.0f} us",
+            _VECTORS,
+            Side.XLA,
+            lambda q: _along_k(q) and DOTS_FROM_US <= q.ours < DOTS_UP_TO_US,
+        ),
+        Rule(
+            "large-dots",
+            f"ours are faster for one vector and a matrix whose rows are along k from {DOTS_UP_TO_US:.0f} us on",
+            _VECTORS,
+            Side.OURS,
+            lambda q: _along_k(q) and q.ours >= DOTS_UP_TO_US,
+        ),
+        Rule(
+            "few-rows-padded",
+            f"XLA copies operands to split sums of {SPLIT_FEW_K} or more that are no multiple of {WHOLE_K}",
+            _SURVEY,
+            Side.OURS,
+            lambda q: q.k >= SPLIT_FEW_K and q.k % WHOLE_K != 0,
+        ),
+        Rule(
+            "few-rows-split",
+            f"XLA splits sums of {SPLIT_FEW_K} or more, which takes it several kernels: ours are faster below "
+            f"{SPLIT_TWO_US:.0f} us for one or two rows, and below {SPLIT_FEW_US:.0f} us for more",
+            _SURVEY,
+            Side.OURS,
+            lambda q: q.k >= SPLIT_FEW_K and q.ours < (SPLIT_TWO_US if q.short <= 2 else SPLIT_FEW_US),
+        ),
+        Rule(
+            "few-rows-smallest",
+            f"below {SPLIT_SMALLEST_US:.0f} us ours are faster for sums of {SPLIT_SMALLEST_K} or more",
+            _SMALL,
+            Side.OURS,
+            lambda q: q.k >= SPLIT_SMALLEST_K and q.ours < SPLIT_SMALLEST_US,
+        ),
+    ),
+)
+
+#: The longest sums for which XLA's kernels for results of unaligned rows are as fast as ours.
+ODD_RESULTS_K = 96
+#: A long result of short sums is no moving of data from such a short side and such sums on, either pair of them.
+STREAMED_FROM = ((64, 64), (32, 128))
+#: The length from which on XLA splits sums, for results of up to so many elements.
+SPLIT_K, SPLIT_RESULTS = 2048, 3 << 19
+#: For short sides up to this XLA's choice is often slower than cuBLAS's best kernel.
+SHORT_SIDE = 128
+#: From this long side on it is not, but for padded sums of PADDED_K and more.
+LONG_SIDE, PADDED_K = 16384, 4096
+#: Sums shorter than one step of our kernels along k; and the smallest products, of sums of one step.
+STEP_K, SMALLEST_US = 64, 3.4
+#: Below so many microseconds ours are mostly faster: XLA often takes several kernels.
+SMALL_US = 23.0
+#: The length from which on XLA must split sums to fill the device, for results of up to so many elements.
+LONG_K, FEW_RESULTS = 4096, 1 << 17
+
+MATRICES = Section(
+    f"16-bit, aligned rows, {FEW} rows and columns or more",
+    lambda q: _aligned_16bit(q) and q.single and q.short >= FEW,
+    (
+        Rule(
+            "odd-results",
+            f"only the result's rows are unaligned, and sums are longer than {ODD_RESULTS_K}",
+            _ODD_RESULTS,
+            Side.OURS,
+            lambda q: _odd_result(q) and q.k > ODD_RESULTS_K,
+        ),
+        Rule(
+            "odd-results-short-sums",
+            f"sums of up to {ODD_RESULTS_K} for a result of unaligned rows are as fast by XLA",
+            _ODD_RESULTS,
+            Side.XLA,
+            lambda q: _odd_result(q),
+        ),
+        Rule(
+            "wide-streams",
+            f"sums of up to {STREAMED_K} for a result with a side of {LONG_RESULT} or more: ours are as good from "
+            + " and ".join(f"a short side of {short} with sums of {k}" for short, k in STREAMED_FROM)
+            + " on",
+            _SURVEY,
+            Side.OURS,
+            lambda q: _streamed(q) and any(q.short >= short and q.k >= k for short, k in STREAMED_FROM),
+        ),
+        Rule(
+            "streams",
+            f"sums of up to {STREAMED_K} for a result with a side of {LONG_RESULT} or more are moving data, which XLA "
+            "does as fast",
+            _SURVEY,
+            Side.XLA,
+            _streamed,
+        ),
+        Rule(
+            "padded-sums",
+            f"XLA copies operands to split sums of {SPLIT_K} or more that are no multiple of {WHOLE_K}, for results of "
+            f"up to {SPLIT_RESULTS} elements",
+            _SURVEY,
+            Side.OURS,
+            lambda q: q.k % WHOLE_K != 0 and q.k >= SPLIT_K and q.short * q.long <= SPLIT_RESULTS,
+        ),
+        Rule(
+            "long-side",
+            f"from a long side of {LONG_SIDE} on a product with a short one of up to {SHORT_SIDE} is as fast by XLA, "
+            f"unless it pads sums of {PADDED_K} or more",
+            _SURVEY,
+            Side.XLA,
+            lambda q: q.short <= SHORT_SIDE and q.long >= LONG_SIDE and not (q.k % WHOLE_K != 0 and q.k >= PADDED_K),
+        ),
+        Rule(
+            "shortest-sums",
+            f"sums shorter than {STEP_K}, and below {SMALLEST_US:.1f} us sums of {STEP_K}, are as fast by XLA",
+            _SMALL,
+            Side.XLA,
+            lambda q: q.k < STEP_K or (q.k == STEP_K and q.ours < SMALLEST_US),
+        ),
+        Rule(
+            "small",
+            f"below {SMALL_US:.0f} us XLA often takes several kernels",
+            _SMALL,
+            Side.OURS,
+            lambda q: q.ours < SMALL_US,
+        ),
+        Rule(
+            "short-side",
+            f"for a short side of up to {SHORT_SIDE} XLA's choice is often slower than cuBLAS's best kernel",
+            _SURVEY,
+            Side.OURS,
+            lambda q: q.short <= SHORT_SIDE,
+        ),
+        Rule(
+            "long-sums",
+            f"XLA splits sums of {LONG_K} or more for results of up to {FEW_RESULTS} elements",
+            _SURVEY,
+            Side.OURS,
+            lambda q: q.k >= LONG_K and q.short * q.long <= FEW_RESULTS,
+        ),
+        Rule(
+            "activated",
+            "XLA makes a kernel of its own of an activation",
+            _16BIT,
+            Side.OURS,
+            lambda q: q.problem.epilogue.activation is not None,
+        ),
+    ),
+)
+
+
+def _odd_result(q: Question) -> bool:
+    """Whether rows of a 16-bit result are unaligned."""
+    return 2 * q.problem.n % PITCH_BYTES != 0
+
+
+LAST = Section(
+    "Everything else",
+    lambda _: True,
+    (
+        Rule(
+            "rows-aligned",
+            f"rows are multiples of {PITCH_BYTES} bytes, so XLA's product needs no padding and is as fast",
+            "nvidia-h200/bf16.json",
+            Side.XLA,
+            lambda q: not q.unaligned,
+        ),
+        Rule(
+            "expected-times",
+            "rows are unaligned, so both times are modelled, and the lesser is taken",
+            _PITCHES,
+        ),
+    ),
+)
+
+#: In the order in which they are read.
+SECTIONS = (FP32, UNALIGNED, ACTIVATED, BATCHES, FEW_ROWS, MATRICES, LAST)
+
+
+def decide(question: Question, without: str = "") -> tuple[Rule, Side]:
+    """The rule that decides for a product, and whether ours or XLA computes it.
+
+    Args:
+        question: a product that no fact leaves to XLA, with expected times.
+        without: the name of a rule, other than the last, that is passed over.
+    """
+    rule = first(SECTIONS, question, without)
+    assert rule is not None, "the last rule decides whatever is left"
+    return rule, question.prefers(rule.side)

@@ -230,3 +230,6 @@ GATED_COMPOSED = Reason(
     "gated-composed", "two products and what follows them should take less", "nvidia-h200/gated.json"
 )
 GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes the pair in one launch")
+
+#: All that decides and is no rule: these need what their caller knows.
+REASONS = (BY_NAME, SYMBOLIC, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING)

@@ -7,12 +7,11 @@ some, what XLA does beside its product counts.
 from __future__ import annotations
 
 from jaxgemm.rules import Question, Rule, Section, Side, first
-from jaxgemm.xla_hopper import FP32_TILE, MULTIPROCESSORS, PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds
+from jaxgemm.xla_hopper import PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds
 
 _SURVEY, _SMALL, _PITCHES = "nvidia-h200/survey.json", "nvidia-h200/small.json", "nvidia-h200/pitches.json"
 _16BIT, _PROGRAMS, _SGEMM = "nvidia-h200/16bit.json", "nvidia-h200/programs.json", "nvidia-h200/sgemm.json"
 _VECTORS, _ODD_RESULTS = "nvidia-h200/vectors.json", "nvidia-h200/odd_results.json"
-_UNALIGNED_FP32 = "nvidia-h100-80gb-hbm3/unaligned_fp32.json"
 
 # --- fp32 at full precision ---
 
@@ -23,14 +22,6 @@ FP32 = Section(
     "fp32 at full precision",
     lambda q: q.dtype == "float32",
     (
-        Rule(
-            "fp32-few-tiles",
-            f"with fewer tiles of {FP32_TILE} x {FP32_TILE} than the {MULTIPROCESSORS} multiprocessors XLA may split "
-            "the sums of unaligned rows, which takes it several kernels",
-            _UNALIGNED_FP32,
-            Side.OURS,
-            lambda q: q.unaligned and q.theirs is None,
-        ),
         Rule(
             "fp32-small",
             f"below {FP32_SMALL_US:.0f} us XLA's blocks leave multiprocessors idle",
@@ -137,8 +128,8 @@ DOTS_FROM_US, DOTS_UP_TO_US = 3.0, 8.0
 WHOLE_K = 128
 #: The length from which on XLA splits sums for few rows.
 SPLIT_FEW_K = 1024
-#: Below so many microseconds the several kernels of such a split take longer than ours: for one or two rows, and more.
-SPLIT_TWO_US, SPLIT_FEW_US = 12.0, 36.0
+#: Below so many microseconds the several kernels of such a split take longer than ours.
+SPLIT_FEW_US = 36.0
 #: The same of the smallest products, whose sums XLA splits from a shorter length on.
 SPLIT_SMALLEST_US = 4.0
 SPLIT_SMALLEST_K = 160
@@ -183,10 +174,10 @@ FEW_ROWS = Section(
         Rule(
             "few-rows-split",
             f"XLA splits sums of {SPLIT_FEW_K} or more, which takes it several kernels: ours are faster below "
-            f"{SPLIT_TWO_US:.0f} us for one or two rows, and below {SPLIT_FEW_US:.0f} us for more",
+            f"{SPLIT_FEW_US:.0f} us",
             _SURVEY,
             Side.OURS,
-            lambda q: q.k >= SPLIT_FEW_K and q.ours < (SPLIT_TWO_US if q.short <= 2 else SPLIT_FEW_US),
+            lambda q: q.k >= SPLIT_FEW_K and q.ours < SPLIT_FEW_US,
         ),
         Rule(
             "few-rows-smallest",
@@ -206,14 +197,23 @@ STREAMED_FROM = ((64, 64), (32, 128))
 SPLIT_K, SPLIT_RESULTS = 2048, 3 << 19
 #: For short sides up to this XLA's choice is often slower than cuBLAS's best kernel.
 SHORT_SIDE = 128
-#: From this long side on it is not, but for padded sums of PADDED_K and more.
-LONG_SIDE, PADDED_K = 16384, 4096
+#: From this long side on it is not.
+LONG_SIDE = 16384
 #: Sums shorter than one step of our kernels along k; and the smallest products, of sums of one step.
 STEP_K, SMALLEST_US = 64, 3.4
 #: Below so many microseconds ours are mostly faster: XLA often takes several kernels.
 SMALL_US = 23.0
-#: The length from which on XLA must split sums to fill the device, for results of up to so many elements.
-LONG_K, FEW_RESULTS = 4096, 1 << 17
+
+
+def _split(q: Question) -> bool:
+    """Whether there are so few results of such long sums that XLA splits these."""
+    return q.k >= SPLIT_K and q.short * q.long <= SPLIT_RESULTS
+
+
+def _odd_result(q: Question) -> bool:
+    """Whether rows of a 16-bit result are unaligned."""
+    return 2 * q.problem.n % PITCH_BYTES != 0
+
 
 MATRICES = Section(
     f"16-bit, aligned rows, {FEW} rows and columns or more",
@@ -231,7 +231,7 @@ MATRICES = Section(
             f"sums of up to {ODD_RESULTS_K} for a result of unaligned rows are as fast by XLA",
             _ODD_RESULTS,
             Side.XLA,
-            lambda q: _odd_result(q),
+            _odd_result,
         ),
         Rule(
             "wide-streams",
@@ -256,15 +256,14 @@ MATRICES = Section(
             f"up to {SPLIT_RESULTS} elements",
             _SURVEY,
             Side.OURS,
-            lambda q: q.k % WHOLE_K != 0 and q.k >= SPLIT_K and q.short * q.long <= SPLIT_RESULTS,
+            lambda q: q.k % WHOLE_K != 0 and _split(q),
         ),
         Rule(
             "long-side",
-            f"from a long side of {LONG_SIDE} on a product with a short one of up to {SHORT_SIDE} is as fast by XLA, "
-            f"unless it pads sums of {PADDED_K} or more",
+            f"from a long side of {LONG_SIDE} on a product with a short one of up to {SHORT_SIDE} is as fast by XLA",
             _SURVEY,
             Side.XLA,
-            lambda q: q.short <= SHORT_SIDE and q.long >= LONG_SIDE and not (q.k % WHOLE_K != 0 and q.k >= PADDED_K),
+            lambda q: q.short <= SHORT_SIDE and q.long >= LONG_SIDE,
         ),
         Rule(
             "shortest-sums",
@@ -288,11 +287,12 @@ MATRICES = Section(
             lambda q: q.short <= SHORT_SIDE,
         ),
         Rule(
-            "long-sums",
-            f"XLA splits sums of {LONG_K} or more for results of up to {FEW_RESULTS} elements",
+            "split-sums",
+            f"XLA splits sums of {SPLIT_K} or more for results of up to {SPLIT_RESULTS} elements, which takes it "
+            "several kernels",
             _SURVEY,
             Side.OURS,
-            lambda q: q.k >= LONG_K and q.short * q.long <= FEW_RESULTS,
+            _split,
         ),
         Rule(
             "activated",
@@ -303,11 +303,6 @@ MATRICES = Section(
         ),
     ),
 )
-
-
-def _odd_result(q: Question) -> bool:
-    """Whether rows of a 16-bit result are unaligned."""
-    return 2 * q.problem.n % PITCH_BYTES != 0
 
 
 LAST = Section(
@@ -323,7 +318,7 @@ LAST = Section(
         ),
         Rule(
             "expected-times",
-            "rows are unaligned, so both times are modelled, and the lesser is taken",
+            "the lesser of both expected times is taken; ours where XLA's is not modelled",
             _PITCHES,
         ),
     ),

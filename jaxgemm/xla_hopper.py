@@ -42,8 +42,8 @@ _OFTEN_PADDED_M = 96
 _OFTEN_PADDED_K = 80
 
 # fp32 products with unaligned rows, at full precision, by cuBLAS's kernels with square tiles.
-FP32_TILE = 64
-MULTIPROCESSORS = 132
+_FP32_TILE = 64
+_MULTIPROCESSORS = 132
 _FP32_LAUNCH_US = 2.0
 _FP32_PRODUCTS_PER_US = 20.8e6
 _FP32_BYTES_PER_US = 2.3e6
@@ -60,7 +60,7 @@ def microseconds(problem: Problem) -> float | None:
     if not unaligned(problem):
         return None
     if problem.dtypes[0] == "float32":
-        few = problem.batch == (1, 1) and _fp32_tiles(problem) < MULTIPROCESSORS
+        few = problem.batch == (1, 1) and _fp32_tiles(problem) < _MULTIPROCESSORS
         return None if few else _unaligned_fp32(problem)
     if _itemsize(problem) != 2:
         return None
@@ -91,14 +91,14 @@ def _itemsize(problem: Problem) -> int:
 
 
 def _fp32_tiles(problem: Problem) -> int:
-    return prod(problem.batch) * -(-problem.m // FP32_TILE) * -(-problem.n // FP32_TILE)
+    return prod(problem.batch) * -(-problem.m // _FP32_TILE) * -(-problem.n // _FP32_TILE)
 
 
 def _unaligned_fp32(problem: Problem) -> float:
     m, n, k = problem.m, problem.n, problem.k
-    tiles = max(_fp32_tiles(problem), MULTIPROCESSORS)
+    tiles = max(_fp32_tiles(problem), _MULTIPROCESSORS)
     traffic = 4 * prod(problem.batch) * (m * k + k * n + m * n)
-    arithmetic = tiles * FP32_TILE**2 * (k + _FP32_TILE_K)
+    arithmetic = tiles * _FP32_TILE**2 * (k + _FP32_TILE_K)
     return _FP32_LAUNCH_US + max(arithmetic / _FP32_PRODUCTS_PER_US, traffic / _FP32_BYTES_PER_US)
 
 

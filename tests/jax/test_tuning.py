@@ -1,8 +1,7 @@
-"""What auto chooses, by model and by measurement, and the script that measures."""
+"""What auto chooses by measurement, and the script that measures."""
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +13,8 @@ from jaxgemm import select, tuning
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem, plan
-from jaxgemm.xla_hopper import better_left, unaligned_fp32_microseconds
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
-AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
-HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 KEY = tuning.Key(640, 488, 2051, 1, "NN", "bfloat16", "bfloat16")
 
 
@@ -27,126 +23,11 @@ def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue(
     return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
 
 
-def along_k(m, n, k):
-    """Of operands whose rows are both along k, so that n is the pitch of the result's rows alone."""
-    view = plan((m, k), (n, k), (((1,), (1,)), ((), ())))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
-
-
-def scores(batch, rows, heads, depth, queries=None):
-    """Of attention whose heads lie between its rows."""
-    shapes = (batch, queries or rows, heads, depth), (batch, rows, heads, depth)
-    view = plan(*shapes, (((3,), (3,)), ((0, 2), (0, 2))))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
-
-
 def built(kernel):
     return jaxgemm.kernels()[[row.name for row in jaxgemm.kernels()].index(kernel)].built
 
 
 cuda = pytest.mark.skipif(not built("sm90"), reason="this build has no CUDA kernels")
-
-
-@cuda
-@pytest.mark.parametrize(
-    ("dtype", "precision", "chosen"),
-    [("bfloat16", None, "sm90"), ("float16", None, "sm90"), ("float32", HIGHEST, "simt")],
-)
-@pytest.mark.parametrize(
-    "shape",
-    [(640, 488, 2051), (2041, 2053, 2051), (512, 528, 544), (64, 4096, 4096), (4096, 96, 4096)],
-    ids=["unaligned", "large and unaligned", "small", "short", "few columns"],
-)
-def test_auto_on_hopper(dtype, precision, chosen, shape):
-    choice = select.select(problem(dtype, *shape), HOPPER, precision=precision)
-    assert choice.kernel.name == chosen
-    assert dtype in choice.why
-
-
-GELU = Epilogue(activation="gelu")
-
-
-@cuda
-@pytest.mark.parametrize(
-    ("chosen", "given"),
-    [
-        # Where XLA runs several kernels.
-        pytest.param("sm90", problem(m=160, n=160, k=24000), id="long sums"),
-        pytest.param("sm90", problem(m=4096, n=4096, k=4096, epilogue=GELU), id="an activation"),
-        pytest.param("sm90", problem(m=4, n=8192, k=8200), id="padded sums for few rows"),
-        pytest.param("sm90", problem(m=4, n=8192, k=8192), id="long sums for few rows"),
-        pytest.param("sm90", problem(m=9, n=2304, k=1024), id="long sums for few rows, in a few microseconds"),
-        pytest.param("sm90", problem(m=1000, n=800, k=4200), id="padded sums"),
-        # Where ours are as good.
-        pytest.param("sm90", problem(m=60000, n=64, k=64), id="long"),
-        pytest.param("sm90", problem(m=60000, n=104, k=136), id="long, of multiples of 8"),
-        pytest.param("sm90", problem(m=60000, n=32, k=128), id="long and narrow"),
-        pytest.param("sm90", replace(problem(m=320, n=320, k=96), batch=(1, 8)), id="a small batch"),
-        pytest.param("sm90", replace(problem(m=248, n=448, k=48), batch=(1, 74)), id="a batch of short sums"),
-        # Where XLA copies operands first.
-        pytest.param("sm90", scores(4, 1024, 16, 64), id="heads"),
-        pytest.param("sm90", problem(m=85, n=1535, k=3553), id="long unaligned sums"),
-        # Where XLA's kernels take unaligned weights slowly, or it pads them.
-        pytest.param("sm90", problem(m=64, n=32001, k=2048), id="large unaligned weights"),
-        # And where only the result's rows begin anywhere.
-        pytest.param("sm90", along_k(1691, 3267, 4712), id="a large result of unaligned rows"),
-        pytest.param("sm90", along_k(104, 40003, 720), id="unaligned logits"),
-        # Small products.
-        pytest.param("direct", problem(m=300, n=101, k=300), id="unaligned"),
-        pytest.param("direct", replace(problem(m=145, n=181, k=181), batch=(1, 2)), id="an unaligned batch"),
-        pytest.param("direct", problem(m=96, n=200, k=128), id="one of the smallest"),
-        pytest.param("direct", problem(m=12, n=136, k=480), id="few rows"),
-        pytest.param("direct", problem(m=9, n=768, k=1024), id="few rows of long sums"),
-        pytest.param("direct", replace(problem(m=24, n=64, k=216), batch=(1, 4)), id="one of the smallest batches"),
-        pytest.param("direct", problem(m=178, n=23, k=540), id="few columns, unaligned"),
-        # An activation takes XLA's small kernels time.
-        pytest.param("direct", problem(m=320, n=96, k=16, epilogue=GELU), id="short sums and an activation"),
-        pytest.param("direct", problem(m=4, n=72, k=32, epilogue=GELU), id="few rows and an activation"),
-        pytest.param("direct", problem(m=59, n=28, k=71, epilogue=GELU), id="unaligned, and an activation"),
-    ],
-)
-def test_what_auto_takes(chosen, given):
-    assert select.select(given, HOPPER).kernel.name == chosen
-
-
-@cuda
-@pytest.mark.parametrize(
-    ("given", "device", "precision", "why"),
-    [
-        (problem("float32"), HOPPER, None, "tf32"),
-        (problem(m=4096, n=4096, k=4096), HOPPER, None, "needs no padding"),
-        (problem("float32", 4096, 4096, 4096), HOPPER, HIGHEST, "needs no padding"),
-        (problem(m=96, n=256, k=64), HOPPER, None, "the smallest products"),
-        (problem(m=4000, n=4000, k=24), HOPPER, None, "the shortest sums"),
-        (problem(m=320, n=96, k=16, epilogue=Epilogue(activation="relu")), HOPPER, None, "the shortest sums"),
-        (problem(m=300, n=101, k=704), HOPPER, None, "XLA's should take"),
-        (problem(m=300, n=101, k=60), HOPPER, None, "XLA's should take"),
-        (along_k(515, 314, 64), HOPPER, None, "the shortest sums"),
-        (problem(m=2, n=8192, k=8192), HOPPER, None, "needs no padding"),
-        (problem(m=4, n=16384, k=8192), HOPPER, None, "needs no padding"),
-        (problem(m=60000, n=40, k=24), HOPPER, None, "short sums"),
-        (problem(m=60000, n=32, k=64), HOPPER, None, "short sums"),
-        (problem(m=60000, n=16, k=112), HOPPER, None, "short sums"),
-        (problem(m=10000, n=40, k=24, epilogue=GELU), HOPPER, None, "short sums"),
-        (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "needs no padding"),
-        (problem(m=64, n=32768, k=4096), HOPPER, None, "from a long side"),
-        (problem(m=4096, n=1, k=1024), HOPPER, None, "XLA's reduction"),
-        (replace(problem(m=64, n=64, k=40), batch=(1, 1000)), HOPPER, None, "a batch of aligned products"),
-        (replace(problem(m=64, n=64, k=64), batch=(1, 30)), HOPPER, None, "a batch of aligned products"),
-        (scores(1, 4096, 8, 64), HOPPER, None, "a batch of aligned products"),  # of one level
-        (scores(8, 2048, 32, 128, queries=1), HOPPER, None, "a batch of aligned products"),
-        (problem(m=8, n=16384, k=8192, epilogue=Epilogue(activation="gelu")), HOPPER, None, "needs no padding"),
-        (problem("uint8", out="int32"), HOPPER, None, "known to be faster for uint8"),
-        (problem("float64"), HOPPER, None, "no kernel of ours is known to be faster for float64"),
-        (problem(), AMPERE, None, "for bfloat16 on compute capability 8.0"),
-        (problem(), Device("cpu", "cpu", 0, 0), None, "on cpu XLA's own product is the fastest"),
-        (problem(), HOPPER, jax.lax.DotAlgorithmPreset.F32_F32_F32, "precision"),
-    ],
-)
-def test_auto_leaves_the_rest_to_xla(given, device, precision, why):
-    choice = select.select(given, device, precision=precision)
-    assert choice.kernel is None
-    assert why in choice.why
 
 
 @cuda
@@ -228,32 +109,6 @@ def test_a_device_of_the_same_chip_lends_what_memory_does_not_decide(monkeypatch
 def test_a_thousand_cubed_is_left_to_xla_on_both():
     for device in (HOPPER, H100):
         assert select.select(problem(m=1000, n=1000, k=1000), device).kernel is None
-
-
-def fp32(m, n, k, batch=1):
-    view = plan((batch, m, k), (batch, k, n), (((2,), (1,)), ((0,), (0,))))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("float32",) * 3, Epilogue())
-
-
-@pytest.mark.parametrize(
-    ("given", "ours", "theirs", "left"),
-    [
-        pytest.param(fp32(2047, 2047, 129, 8), 351, 230, True, id="short sums"),
-        pytest.param(fp32(197, 197, 64, 96), 40, 29, True, id="attention"),
-        pytest.param(fp32(2047, 2049, 2051), 389, 427, False, id="large"),
-    ],
-)
-def test_unaligned_fp32_products_are_compared(given, ours, theirs, left):
-    """With the microseconds that an H100 took, or an H200 for the large one."""
-    assert unaligned_fp32_microseconds(given) == pytest.approx(theirs, rel=0.12)
-    assert bool(better_left(given, ours)) == left
-    assert not better_left(given, 0.8 * theirs)
-
-
-def test_few_tiles_are_not_compared():
-    """There XLA may split the sums of a single product."""
-    assert not better_left(fp32(255, 257, 4099), 1e6)
-    assert better_left(fp32(255, 257, 4099, 2), 1e6)
 
 
 def test_files_say_what_was_written():

@@ -1,0 +1,279 @@
+"""What auto chooses by its rules, and what each rule is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxgemm
+from jaxgemm import rules, rules_hopper, select
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import Device
+from jaxgemm.problem import Problem, plan
+from jaxgemm.rules import Question, Side
+from jaxgemm.rules_hopper import decide
+from jaxgemm.xla_hopper import microseconds
+
+HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
+AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
+HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+RULES = [rule for section in (rules.FACTS, *rules_hopper.SECTIONS) for rule in section.rules]
+
+
+def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue()):  # noqa: B008
+    view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
+
+
+def along_k(m, n, k):
+    """Of operands whose rows are both along k, so that n is the pitch of the result's rows alone."""
+    view = plan((m, k), (n, k), (((1,), (1,)), ((), ())))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+
+
+def scores(batch, rows, heads, depth, queries=None):
+    """Of attention whose heads lie between its rows."""
+    shapes = (batch, queries or rows, heads, depth), (batch, rows, heads, depth)
+    view = plan(*shapes, (((3,), (3,)), ((0, 2), (0, 2))))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+
+
+def built(kernel):
+    return jaxgemm.kernels()[[row.name for row in jaxgemm.kernels()].index(kernel)].built
+
+
+cuda = pytest.mark.skipif(not built("sm90"), reason="this build has no CUDA kernels")
+
+
+@cuda
+@pytest.mark.parametrize(
+    ("dtype", "precision", "chosen"),
+    [("bfloat16", None, "sm90"), ("float16", None, "sm90"), ("float32", HIGHEST, "simt")],
+)
+@pytest.mark.parametrize(
+    "shape",
+    [(640, 488, 2051), (2041, 2053, 2051), (512, 528, 544), (64, 4096, 4096), (4096, 96, 4096)],
+    ids=["unaligned", "large and unaligned", "small", "short", "few columns"],
+)
+def test_auto_on_hopper(dtype, precision, chosen, shape):
+    choice = select.select(problem(dtype, *shape), HOPPER, precision=precision)
+    assert choice.kernel.name == chosen
+    assert choice.ours == choice.considered[0].microseconds
+
+
+GELU = Epilogue(activation="gelu")
+
+
+@cuda
+@pytest.mark.parametrize(
+    ("chosen", "rule", "given"),
+    [
+        # Where XLA runs several kernels.
+        ("sm90", "padded-sums", problem(m=160, n=160, k=24000)),
+        ("sm90", "activated", problem(m=4096, n=4096, k=4096, epilogue=GELU)),
+        ("sm90", "few-rows-padded", problem(m=4, n=8192, k=8200)),
+        ("sm90", "few-rows-split", problem(m=4, n=8192, k=8192)),
+        ("sm90", "few-rows-split", problem(m=2, n=8192, k=8192)),
+        pytest.param(
+            "sm90", "few-rows-split", problem(m=9, n=2304, k=1024), id="long sums for few rows, in a few microseconds"
+        ),
+        ("sm90", "padded-sums", problem(m=1000, n=800, k=4200)),
+        # Where ours are as good.
+        ("sm90", "wide-streams", problem(m=60000, n=64, k=64)),
+        ("sm90", "wide-streams", problem(m=60000, n=104, k=136)),
+        ("sm90", "wide-streams", problem(m=60000, n=32, k=128)),
+        ("sm90", "small-batch", replace(problem(m=320, n=320, k=96), batch=(1, 8))),
+        pytest.param(
+            "sm90", "small-batch", replace(problem(m=248, n=448, k=48), batch=(1, 74)), id="a batch of short sums"
+        ),
+        # Where XLA copies operands first.
+        ("sm90", "copied-batch", scores(4, 1024, 16, 64)),
+        ("sm90", "expected-times", problem(m=85, n=1535, k=3553)),
+        # Where XLA's kernels take unaligned weights slowly, or it pads them.
+        ("sm90", "expected-times", problem(m=64, n=32001, k=2048)),
+        # And where only the result's rows begin anywhere.
+        ("sm90", "odd-results", along_k(1691, 3267, 4712)),
+        ("sm90", "odd-results", along_k(104, 40003, 720)),
+        # Small products.
+        ("direct", "expected-times", problem(m=300, n=101, k=300)),
+        pytest.param(
+            "direct", "expected-times", replace(problem(m=145, n=181, k=181), batch=(1, 2)), id="an unaligned batch"
+        ),
+        ("direct", "small", problem(m=96, n=200, k=128)),
+        ("direct", "few-rows-smallest", problem(m=12, n=136, k=480)),
+        ("direct", "few-rows-split", problem(m=9, n=768, k=1024)),
+        pytest.param(
+            "direct", "small-batch", replace(problem(m=24, n=64, k=216), batch=(1, 4)), id="one of the smallest batches"
+        ),
+        ("direct", "expected-times", problem(m=178, n=23, k=540)),
+        # An activation takes XLA's small kernels time.
+        pytest.param(
+            "direct", "small-activated", problem(m=320, n=96, k=16, epilogue=GELU), id="short sums and an activation"
+        ),
+        pytest.param(
+            "direct", "small-activated", problem(m=4, n=72, k=32, epilogue=GELU), id="few rows and an activation"
+        ),
+        pytest.param(
+            "direct", "expected-times", problem(m=59, n=28, k=71, epilogue=GELU), id="unaligned, and an activation"
+        ),
+    ],
+)
+def test_what_auto_takes(chosen, rule, given):
+    choice = select.select(given, HOPPER)
+    assert (choice.kernel.name, choice.rule) == (chosen, rule)
+
+
+@cuda
+@pytest.mark.parametrize(
+    ("given", "device", "precision", "rule"),
+    [
+        (problem("float32"), HOPPER, None, "tf32"),
+        (problem(m=4096, n=4096, k=4096), HOPPER, None, "rows-aligned"),
+        (problem("float32", 4096, 4096, 4096), HOPPER, HIGHEST, "rows-aligned"),
+        (problem(m=96, n=256, k=64), HOPPER, None, "shortest-sums"),
+        (problem(m=4000, n=4000, k=24), HOPPER, None, "shortest-sums"),
+        (problem(m=320, n=96, k=16, epilogue=Epilogue(activation="relu")), HOPPER, None, "shortest-sums"),
+        (problem(m=300, n=101, k=704), HOPPER, None, "expected-times"),
+        (problem(m=300, n=101, k=60), HOPPER, None, "expected-times"),
+        (along_k(515, 314, 64), HOPPER, None, "odd-results-short-sums"),
+        (problem(m=4, n=16384, k=8192), HOPPER, None, "rows-aligned"),
+        (problem(m=60000, n=40, k=24), HOPPER, None, "streams"),
+        (problem(m=60000, n=32, k=64), HOPPER, None, "streams"),
+        (problem(m=60000, n=16, k=112), HOPPER, None, "streams"),
+        (problem(m=10000, n=40, k=24, epilogue=GELU), HOPPER, None, "streams"),
+        (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "rows-aligned"),
+        (problem(m=64, n=32768, k=4096), HOPPER, None, "long-side"),
+        (problem(m=4096, n=1, k=1024), HOPPER, None, "small-dots"),
+        (replace(problem(m=64, n=64, k=40), batch=(1, 1000)), HOPPER, None, "rows-aligned"),
+        (replace(problem(m=64, n=64, k=64), batch=(1, 30)), HOPPER, None, "rows-aligned"),
+        (scores(1, 4096, 8, 64), HOPPER, None, "rows-aligned"),  # of one level
+        (scores(8, 2048, 32, 128, queries=1), HOPPER, None, "rows-aligned"),
+        (problem(m=8, n=16384, k=8192, epilogue=Epilogue(activation="gelu")), HOPPER, None, "rows-aligned"),
+        (problem("uint8", out="int32"), HOPPER, None, "other-type"),
+        (problem("float64"), HOPPER, None, "other-type"),
+        (problem(), AMPERE, None, "other-chip"),
+        (problem(), Device("cpu", "cpu", 0, 0), None, "other-platform"),
+        (problem(), HOPPER, jax.lax.DotAlgorithmPreset.F32_F32_F32, "other-precision"),
+    ],
+)
+def test_auto_leaves_the_rest_to_xla(given, device, precision, rule):
+    choice = select.select(given, device, precision=precision)
+    assert (choice.kernel, choice.rule) == (None, rule)
+
+
+def fp32(m, n, k, batch=1):
+    view = plan((batch, m, k), (batch, k, n), (((2,), (1,)), ((0,), (0,))))
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("float32",) * 3, Epilogue())
+
+
+@pytest.mark.parametrize(
+    ("given", "ours", "theirs", "left"),
+    [
+        pytest.param(fp32(2047, 2047, 129, 8), 351, 230, True, id="short sums"),
+        pytest.param(fp32(197, 197, 64, 96), 40, 29, True, id="attention"),
+        pytest.param(fp32(2047, 2049, 2051), 389, 427, False, id="large"),
+    ],
+)
+def test_unaligned_fp32_products_are_compared(given, ours, theirs, left):
+    """With the microseconds that an H100 took, or an H200 for the large one."""
+    assert microseconds(given) == pytest.approx(theirs, rel=0.12)
+    assert side_of(given, ours) is (Side.XLA if left else Side.OURS)
+    assert side_of(given, 0.8 * theirs) is Side.OURS
+
+
+def side_of(given, ours):
+    rule, side = decide(Question(given, HOPPER, HIGHEST, ours, microseconds(given)))
+    assert rule.name == "expected-times"
+    return side
+
+
+def test_few_tiles_are_not_compared():
+    """There XLA may split the sums of a single product."""
+    few = fp32(255, 257, 4099)
+    assert microseconds(few) is None
+    assert side_of(few, 1e6) is Side.OURS
+    assert side_of(fp32(255, 257, 4099, 2), 1e6) is Side.XLA
+
+
+# --- The table ---
+
+
+def test_names_are_the_rules_own():
+    names = [reason.name for reason in (*rules.REASONS, *RULES)]
+    assert len(set(names)) == len(names)
+    assert all(name == name.lower().replace(" ", "-") for name in names)
+
+
+@pytest.mark.parametrize("reason", [*rules.REASONS, *RULES], ids=lambda reason: reason.name)
+def test_evidence_is_a_file_that_there_is(reason):
+    assert not reason.evidence or (RESULTS / reason.evidence).is_file()
+
+
+def test_what_is_read_off_timings_names_them():
+    assert all(rule.evidence for section in rules_hopper.SECTIONS for rule in section.rules)
+    assert not any(rule.evidence for rule in rules.FACTS.rules)
+
+
+def test_the_last_rule_decides_whatever_is_left_by_expected_times():
+    last = RULES[-1]
+    assert (last.name, last.side) == ("expected-times", Side.FASTER)
+    assert [rule for rule in RULES if rule.side is Side.FASTER] == [last]
+    question = Question(problem(), HOPPER, None, 10.0, 12.0)
+    assert decide(question) == (last, Side.OURS)
+    assert decide(replace(question, theirs=8.0)) == (last, Side.XLA)
+    assert decide(replace(question, theirs=None)) == (last, Side.OURS)
+
+
+def test_rules_are_read_in_order_and_one_can_be_passed_over():
+    question = Question(problem(m=300, n=200, k=40), HOPPER, None, 2.0)
+    assert decide(question)[0].name == "shortest-sums"
+    assert decide(question, without="shortest-sums") == (
+        next(rule for rule in RULES if rule.name == "small"),
+        Side.OURS,
+    )
+
+
+@cuda
+@pytest.mark.parametrize("asked", ["auto", "sm90"])
+@pytest.mark.parametrize(("given", "modelled"), [(problem(n=480, k=2048), False), (problem(), True)])
+def test_a_choice_holds_both_expected_times(asked, given, modelled):
+    """XLA's where a model of it exists: of operands with unaligned rows."""
+    choice = select.select(given, HOPPER, kernel=asked)
+    assert choice.contender == choice.kernel.name == "sm90"
+    assert choice.ours == choice.considered[0].microseconds
+    assert choice.theirs == microseconds(given)
+    assert (choice.theirs is not None) == modelled
+
+
+@cuda
+def test_a_choice_holds_what_ours_expects_where_xla_is_taken():
+    left = select.select(problem(m=4096, n=4096, k=4096), HOPPER)
+    assert (left.kernel, left.contender, left.considered, left.theirs) == (None, "sm90", (), None)
+    assert left.ours == select.select(problem(m=4096, n=4096, k=4096), HOPPER, kernel="sm90").ours
+    fact = select.select(problem("float32"), HOPPER)
+    assert (fact.contender, fact.ours, fact.theirs) == ("", None, None)
+
+
+@cuda
+def test_rules_that_are_no_conditions_are_named():
+    shapes = (problem(), HOPPER)
+    assert select.select(*shapes, kernel="sm90").rule == "by-name"
+    assert select.select(*shapes, batch_invariant=True).rule == "batch-invariant"
+    assert (
+        select.select(replace(problem(), dtypes=("bfloat16", "bfloat16", "float64")), HOPPER).rule == "no-kernel-fits"
+    )
+    gated = replace(problem(m=64, n=512, k=512), gated=True)
+    for m, kernel, rule in (
+        (4096, "auto", "gated-one-launch"),
+        (4096, "sm90", "by-name"),
+        (4096, "host", "no-gated-form"),
+        (4096, "xla", "by-name"),
+    ):
+        pair = replace(gated, m=m, n=14336, k=4096, a=replace(gated.a, ld=4096), b=replace(gated.b, ld=14336))
+        assert select.select_gated(pair, HOPPER, precision=None, kernel=kernel).rule == rule
+    long = replace(gated, k=131072, n=64, a=replace(gated.a, ld=131072), b=replace(gated.b, ld=64))
+    composed = select.select_gated(long, HOPPER, precision=None, kernel="auto")
+    assert (composed.kernel, composed.rule, composed.contender) == (None, "gated-composed", "sm90")
+    assert composed.ours > composed.theirs

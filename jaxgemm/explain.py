@@ -11,14 +11,15 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from jaxgemm import api, gated, roofline
+from jaxgemm import api, gated, roofline, rules
 from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import default_platform, device_for
+from jaxgemm.kernels import Kernel, default_platform, device_for
 from jaxgemm.left import Left, products_left
 from jaxgemm.override import routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 from jaxgemm.problem import Axes
+from jaxgemm.select import INVARIANT_ROWS, Choice
 from jaxgemm.transposes import read_through, traced_order
 from jaxgemm.xla_product import why_padded
 
@@ -56,39 +57,51 @@ class Product:
         return row.name if row else "xla"
 
     def __str__(self) -> str:
-        choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
         times = "" if self.trips == 1 else f"  ({self.trips} times)"
-        lines = [f"{self.operands} -> {self.result}{times}", f"  kernel     {self.kernel}: {choice.why}"]
+        labelled = [f"  {label:10} {text}" for label, text in self._lines()]
+        return "\n".join([f"{self.operands} -> {self.result}{times}", *labelled])
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """What is said of the product, each with its label; an empty one goes on with the line before."""
+        choice, problem = self.decision.choice, self.decision.problem
+        yield "kernel", f"{self.kernel}: {choice.why}"
+        if choice.rule:
+            yield "rule", choice.rule
+        if choice.ours is not None or choice.theirs is not None:
+            yield "expected", _expected(choice, problem is not None and problem.gated)
         if problem is not None:
             batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
-            layout = f"layout {problem.layout}"
-            lines.append(f"  problem    m {problem.m}, n {problem.n}, k {problem.k}{batch}, {layout}")
+            yield "problem", f"m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}"
         if self.gated:
-            lines.append(f"  gated      {self.gated}")
+            yield "gated", self.gated
         if self.padded:
-            lines.append(f"  padded     {self.padded}")
-        if choice.kernel is None and self.epilogue != Epilogue():
-            lines.append(f"  epilogue   {_epilogue(self.epilogue)}, written in jnp, which XLA may fuse")
+            yield "padded", self.padded
         if choice.kernel is not None:
-            assert problem is not None
-            options = dict(zip(choice.kernel.options, choice.config, strict=False))
-            text = ", ".join(f"{name} {value}" for name, value in options.items()) or "the kernel's own"
-            lines.append(f"  options    {text}")
-            fused = problem.epilogue == self.epilogue
-            axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
-            copies = [n for n, x in zip(("lhs", "rhs", "result"), axes, strict=False) if x]
-            after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
-            lines.append(f"  epilogue   {after}{'' if fused else ', composed in jnp'}")
-            lines.append(f"  copies     {', '.join(copies) or 'none'}")
-            lines.append(f"  workspace  {choice.workspace} bytes")
-            for i, candidate in enumerate(choice.considered):
-                values = ", ".join(map(str, candidate.config))
-                lines.append(f"  {'' if i else 'candidates':10} ({values}): {candidate.microseconds:.1f} us expected")
+            yield from self._lines_of_ours(choice.kernel)
+        elif self.epilogue != Epilogue():
+            yield "epilogue", f"{_epilogue(self.epilogue)}, written in jnp, which XLA may fuse"
         if self.floor is not None:
-            lines.append(
-                f"  floor      {self.floor.seconds * 1e6:.1f} us, bound by {self.floor.bound} ({self.floor.unit})"
-            )
-        return "\n".join(lines)
+            yield "floor", f"{self.floor.seconds * 1e6:.1f} us, bound by {self.floor.bound} ({self.floor.unit})"
+
+    def _lines_of_ours(self, kernel: Kernel) -> Iterator[tuple[str, str]]:
+        """What is said of a product that a kernel of ours computes."""
+        choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
+        assert problem is not None
+        yield "options", _options(kernel, choice.config) or "the kernel's own"
+        axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
+        copies = [name for name, moved in zip(("lhs", "rhs", "result"), axes, strict=False) if moved]
+        after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
+        yield "epilogue", after if problem.epilogue == self.epilogue else f"{after}, composed in jnp"
+        yield "copies", ", ".join(copies) or "none"
+        yield "workspace", f"{choice.workspace} bytes"
+        invariant = choice.rule == rules.INVARIANT.name
+        best = choice.considered[0] if choice.considered else None
+        if best is not None and best.parts and not invariant:
+            yield "parts", ", ".join(f"{name} {us:.1f}" for name, us in best.parts) + " us"
+        expected = f"us expected of {INVARIANT_ROWS} rows" if invariant else "us expected"
+        for i, candidate in enumerate(choice.considered):
+            differs = _options(kernel, candidate.config, choice.config) or "as chosen"
+            yield "" if i else "candidates", f"{candidate.microseconds:.1f} {expected}: {differs}"
 
 
 @dataclass(frozen=True)
@@ -178,7 +191,8 @@ def _products(
     composed = jax.make_jaxpr(partial(gated.compose, **eqn.params))(*structs)
     for which, (inner, given, _) in zip(("gate", "up"), _walk(composed.jaxpr, 1), strict=True):
         for product in _products(inner, given, platform, limits, trips):
-            yield replace(product, gated=f"{which}, of two products composed in jnp: {decision.choice.why}")
+            why = f"{decision.choice.why} ({decision.choice.rule})"
+            yield replace(product, gated=f"{which}, of two products composed in jnp: {why}")
 
 
 def _product(
@@ -211,6 +225,21 @@ def _limits(platform: str) -> roofline.DeviceLimits | None:
     if platform != "cuda":
         return None
     return roofline.attached_device() or roofline.KNOWN_DEVICES["NVIDIA H200"]
+
+
+def _expected(choice: Choice, gated: bool) -> str:
+    """Both expected times, whoever was chosen."""
+    ours, theirs = ("not modelled" if us is None else f"{us:.1f} us" for us in (choice.ours, choice.theirs))
+    if gated:
+        return f"one launch of {choice.contender} {ours}, two products {theirs}"
+    return f"{choice.contender or 'ours'} {ours}, XLA's product {theirs}"
+
+
+def _options(kernel: Kernel, config: tuple[int, ...], beside: tuple[int, ...] = ()) -> str:
+    """A configuration as keyword arguments; what is left open is not named, nor what another has alike."""
+    other = dict(zip(kernel.options, beside, strict=False))
+    settings = zip(kernel.options, config, strict=False)
+    return ", ".join(f"{name}={value}" for name, value in settings if value and other.get(name) != value)
 
 
 def _epilogue(e: Epilogue) -> str:

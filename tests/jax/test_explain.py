@@ -8,6 +8,11 @@ import pytest
 from jax import lax
 
 import jaxgemm
+from jaxgemm import select
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.explain import Product
+from jaxgemm.primitive import Decision
+from jaxgemm.problem import Problem, plan
 
 
 def shape(*dims, dtype=jnp.float32):
@@ -20,7 +25,13 @@ def test_arrays_explain_one_gemm():
     assert (found.device, product.kernel, product.operands) == ("cpu", "host", "float32[64,32] x float32[16,32]")
     assert (product.decision.problem.m, product.decision.problem.n, product.decision.problem.k) == (64, 16, 32)
     assert product.decision.problem.layout == "NT"
-    for line in ("kernel     host: asked for by name", "epilogue   a b", "copies     none", "workspace  0 bytes"):
+    for line in (
+        "kernel     host: asked for by name",
+        "rule       by-name",
+        "epilogue   a b",
+        "copies     none",
+        "workspace  0 bytes",
+    ):
         assert line in str(found)
 
 
@@ -126,18 +137,75 @@ def test_the_table_is_sound():
             assert len(set(values)) == len(values)
 
 
+def shown(**fields):
+    """Lines of a product of sm90, by their labels; those of one label joined by a slash."""
+    row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
+    choice = select.Choice(**{"kernel": row, "config": (), "workspace": 0, "why": "why"} | fields)
+    view = plan((64, 96), (96, 32), (((1,), (0,)), ((), ())))
+    problem = Problem(64, 32, 96, (1, 1), view.a, view.b, ("bfloat16",) * 3, Epilogue())
+    product = Product("a x b", "bfloat16", Decision(choice, problem, view), Epilogue(), None, None, 1)
+    lines, label = {}, ""
+    for line in str(product).split("\n")[1:]:
+        label = line[2:12].strip() or label
+        lines[label] = f"{lines[label]} / {line[13:]}" if label in lines else line[13:]
+    return lines
+
+
+def config(**values):
+    row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
+    return select.configuration(row, tuple(values.items()))
+
+
+def test_options_and_candidates_are_named():
+    chosen = config(tile_m=128, tile_n=256, schedule=1)
+    other = config(tile_m=128, tile_n=128, schedule=1, split_k=2)
+    considered = (select.Candidate(chosen, 10.04), select.Candidate(other, 12.0))
+    lines = shown(config=chosen, considered=considered, contender="sm90", ours=10.04, theirs=13.0, rule="some-rule")
+    assert lines["kernel"] == "sm90: why"
+    assert lines["rule"] == "some-rule"
+    assert lines["expected"] == "sm90 10.0 us, XLA's product 13.0 us"
+    assert lines["options"] == "tile_m=128, tile_n=256, schedule=1"
+    assert lines["candidates"] == "10.0 us expected: as chosen / 12.0 us expected: tile_n=128, split_k=2"
+    assert "parts" not in lines
+    assert shown()["options"] == "the kernel's own"
+    assert "expected" not in shown()
+
+
+def test_what_is_not_modelled_is_said():
+    assert shown(contender="sm90", ours=10.0)["expected"] == "sm90 10.0 us, XLA's product not modelled"
+    left = shown(kernel=None, contender="sm90", ours=10.0, theirs=8.0)
+    assert left["kernel"] == "xla: why"
+    assert left["expected"] == "sm90 10.0 us, XLA's product 8.0 us"
+    assert shown(contender="gemv", theirs=8.0)["expected"] == "gemv not modelled, XLA's product 8.0 us"
+
+
+def test_the_parts_of_the_expected_time_are_those_of_the_chosen_configuration():
+    parts = (("launch", 1.25), ("main loop", 7.5), ("epilogue", 1.3))
+    chosen = config(tile_m=128)
+    considered = (
+        select.Candidate(chosen, 10.05, parts),
+        select.Candidate(config(tile_m=64), 12.0, (("launch", 12.0),)),
+    )
+    lines = shown(config=chosen, considered=considered, contender="sm90", ours=10.05)
+    assert lines["parts"] == "launch 1.2, main loop 7.5, epilogue 1.3 us"
+    # A batch-invariant product's were weighed for another number of rows.
+    invariant = shown(config=chosen, considered=considered, ours=40.0, rule="batch-invariant")
+    assert "parts" not in invariant
+    assert invariant["candidates"].startswith("10.1 us expected of 256 rows: as chosen / 12.0 us expected of 256 rows")
+
+
 def test_gated_pairs_are_shown_with_their_form():
     shapes = [shape(*s, dtype=jnp.bfloat16) for s in ((16, 128), (128, 256), (128, 256))]
-    for kernel, why in (
-        ("auto", "no kernel for cpu has a gated form"),
-        ("xla", "XLA's products were asked for by name"),
-        ("host", "kernel 'host' has no gated form"),
+    for kernel, why, rule in (
+        ("auto", "no kernel for cpu has a gated form", "no-gated-form"),
+        ("xla", "XLA's products were asked for by name", "by-name"),
+        ("host", "kernel 'host' has no gated form", "no-gated-form"),
     ):
         found = jaxgemm.explain(partial(jaxgemm.gated_gemm, kernel=kernel), *shapes, platform="cpu")
         assert [p.kernel for p in found.products] == ["host" if kernel == "host" else "xla"] * 2
         gate, up = (p.gated for p in found.products)
-        assert gate == f"gate, of two products composed in jnp: {why}"
-        assert up == f"up, of two products composed in jnp: {why}"
+        assert gate == f"gate, of two products composed in jnp: {why} ({rule})"
+        assert up == f"up, of two products composed in jnp: {why} ({rule})"
         assert f"gated      {gate}" in str(found)
 
 
@@ -150,5 +218,13 @@ def test_gated_pairs_of_one_launch():
     (product,) = found.products
     assert (product.kernel, product.trips, product.gated) == ("sm90", 3, "both products of the pair")
     assert product.operands == "bfloat16[16,256] x (bfloat16[256,256], bfloat16[256,256])"
-    for line in ("sm90: one launch", "epilogue   silu(a b) * (a b_up)", "copies     none", "candidates", "floor"):
+    for line in (
+        "sm90: one launch",
+        "rule       gated-one-launch",
+        "expected   one launch of sm90",
+        "epilogue   silu(a b) * (a b_up)",
+        "copies     none",
+        "candidates",
+        "floor",
+    ):
         assert line in str(found)

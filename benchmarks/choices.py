@@ -2,13 +2,12 @@
 
     python benchmarks/choices.py
     python benchmarks/choices.py benchmarks/results/nvidia-h200/survey.json --worst 20
-    python benchmarks/choices.py --docs
 
 A product counts where a file holds the time of the kernel of ours that expects the least now, by its own choice of
 configuration, and that of XLA's default path. The rules of jaxgemm/rules_hopper.py take one side of it; what that side
 took over the lesser of both is what they lose. The table of rules has this of the products that a rule decided, and of
 the same products if there were no such rule, so that the next one that holds decided. What jaxgemm/tuning holds is
-left aside. Run it before and after every change of a rule. --docs writes docs/auto.md from the rules instead.
+left aside. Run it before and after every change of a rule.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jaxgemm
 from jaxgemm import rules, rules_hopper, select, xla_hopper
@@ -34,10 +32,11 @@ from jaxgemm.rules import Question, Rule, Side
 
 _HERE = Path(__file__).resolve().parent
 _RESULTS = _HERE / "results"
+#: The rule that decides whatever is left, and so cannot be dropped.
+LAST = rules_hopper.SECTIONS[-1].rules[-1]
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """A product that was timed on one device: microseconds of our kernels by name, and of XLA's default path."""
 
     file: str
@@ -47,8 +46,7 @@ class Timed:
     xla: float
 
 
-@dataclass(frozen=True)
-class Replayed:
+class Replayed(NamedTuple):
     """What the rules make of a product.
 
     Attributes:
@@ -135,8 +133,7 @@ def replay(timed: Timed) -> Replayed | None:
     expected = best.considered[0].microseconds if best.considered else math.inf
     question = Question(problem, device, precision, expected, xla_hopper.microseconds(problem))
     rule, side = rules_hopper.decide(question)
-    last = rules_hopper.SECTIONS[-1].rules[-1]
-    without = side if rule is last else rules_hopper.decide(question, without=rule.name)[1]
+    without = side if rule is LAST else rules_hopper.decide(question, without=rule.name)[1]
     return Replayed(timed, rule, side, without, {Side.OURS: timed.ours[best.kernel.name], Side.XLA: timed.xla})
 
 
@@ -165,13 +162,15 @@ def rule_lines(found: Sequence[Replayed]) -> list[tuple[str, ...]]:
 
     The last figure is what all products together lose more, in per cent, if the rule is dropped.
     """
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for rule in (rule for section in rules_hopper.SECTIONS for rule in section.rules):
         decided = [x for x in found if x.rule is rule]
-        gain = sum(x.loss(x.without) - x.loss() for x in decided) / max(len(found), 1)
-        last = rule.side is Side.FASTER
-        figures = [_times(x.loss() for x in decided), "-" if last else _times(x.loss(x.without) for x in decided)]
-        lines.append((rule.name, rule.side.value, str(len(decided)), *figures, "-" if last else f"{100 * gain:+.3f} %"))
+        without, gain = "-", "-"
+        if decided and rule is not LAST:
+            without = _times(x.loss(x.without) for x in decided)
+            gain = f"{100 * sum(x.loss(x.without) - x.loss() for x in decided) / len(found):+.3f} %"
+        loses = _times(x.loss() for x in decided)
+        lines.append((rule.name, rule.side.value, str(len(decided)), loses, without, gain))
     return lines
 
 
@@ -180,13 +179,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="result files (default: all of GPUs)")
     parser.add_argument("--worst", type=int, default=10, help="products to show that lose the most (default 10)")
-    parser.add_argument("--docs", action="store_true", help="write docs/auto.md, and replay nothing")
     options = parser.parse_args()
-    if options.docs:
-        from choices_docs import DOCS, text
-
-        DOCS.write_text(text())
-        return 0
     lines, everything = [], []
     for file in options.files or sorted(_RESULTS.glob("nvidia-*/*.json")):
         timed = list(timings(file))

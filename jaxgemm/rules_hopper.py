@@ -1,7 +1,8 @@
 """The rules for Hopper: which products XLA should compute no slower than our kernels.
 
-Microseconds are those that the best of our kernels expects to take. They stand for how much there is to do: below
-some, what XLA does beside its product counts.
+A constant in microseconds is held to the time that the best of our kernels expects, which stands for how much there is
+to do: in a small product it counts what XLA does beside multiplying. Other constants count elements. No constant comes
+in or changes without what benchmarks/choices.py says before and after.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _VECTORS, _ODD_RESULTS = "nvidia-h200/vectors.json", "nvidia-h200/odd_results.js
 
 # --- fp32 at full precision ---
 
-#: Below so many microseconds the blocks of XLA's fp32 kernels leave multiprocessors idle.
+#: Below this time the blocks of XLA's fp32 kernels leave multiprocessors idle.
 FP32_SMALL_US = 300.0
 
 FP32 = Section(
@@ -34,7 +35,7 @@ FP32 = Section(
 
 # --- 16-bit types: unaligned rows ---
 
-#: A long result is one with a side of so many elements: of short sums it is moving data.
+#: A side that makes a result long. Of short sums such a result is moving data.
 LONG_RESULT = 8192
 
 UNALIGNED = Section(
@@ -56,7 +57,7 @@ UNALIGNED = Section(
 
 #: The longest sums for which a long result is moving data.
 STREAMED_K = 384
-#: Below so many microseconds ours are faster with an activation, which takes XLA's small kernels time.
+#: Below this time an activation takes XLA's kernels longer than ours.
 SMALL_ACTIVATED_US = 6.0
 
 
@@ -84,13 +85,14 @@ ACTIVATED = Section(
     ),
 )
 
-#: Below so many microseconds ours are faster for batches, whose sums are at least so long.
+#: Ours are faster for batches below this time, whose sums are at least so long.
 SMALL_BATCH_US = 17.0
 SMALL_BATCH_K = 80
-#: From so many microseconds on shorter sums will do.
+#: From this time on, sums of this length are long enough for that.
 MIDDLE_BATCH_US = 4.0
 MIDDLE_BATCH_K = 48
-#: The share of our time that XLA's product of a batch takes less than ours, copies aside.
+#: By how much XLA's product of a batch is faster than ours where it copies operands first, as a share of our time; the
+#: copies come on top.
 BATCH_AHEAD = 0.08
 
 BATCHES = Section(
@@ -120,19 +122,16 @@ BATCHES = Section(
     ),
 )
 
-#: Few rows or columns are fewer than so many.
+#: A product with fewer rows or columns than this has few.
 FEW = 16
-#: Between so many microseconds XLA's reduction is faster for one vector and a matrix whose rows are along k.
-DOTS_FROM_US, DOTS_UP_TO_US = 3.0, 8.0
+#: Between these times XLA's reduction is faster for one vector and a matrix whose rows are along k.
+REDUCED_FROM_US, REDUCED_UP_TO_US = 3.0, 8.0
 #: XLA copies operands to pad sums that are no multiple of this before it splits them.
 WHOLE_K = 128
-#: The length from which on XLA splits sums for few rows.
-SPLIT_FEW_K = 1024
-#: Below so many microseconds the several kernels of such a split take longer than ours.
-SPLIT_FEW_US = 36.0
-#: The same of the smallest products, whose sums XLA splits from a shorter length on.
-SPLIT_SMALLEST_US = 4.0
-SPLIT_SMALLEST_K = 160
+#: XLA splits the sums of few rows from this length on, which takes several kernels. Ours are faster below this time.
+SPLIT_FEW_K, SPLIT_FEW_US = 1024, 36.0
+#: The smallest products of few rows, below this time: XLA splits their sums from this length on.
+SPLIT_SMALLEST_K, SPLIT_SMALLEST_US = 160, 4.0
 
 
 def _few(q: Question) -> bool:
@@ -150,19 +149,12 @@ FEW_ROWS = Section(
     _few,
     (
         Rule(
-            "small-dots",
-            f"XLA's reduction is faster for one vector and a matrix whose rows are along k, between {DOTS_FROM_US:.0f} "
-            f"and {DOTS_UP_TO_US:.0f} us",
+            "small-reductions",
+            f"between {REDUCED_FROM_US:.0f} and {REDUCED_UP_TO_US:.0f} us XLA's reduction is faster for one vector and "
+            "a matrix whose rows are along k",
             _VECTORS,
             Side.XLA,
-            lambda q: _along_k(q) and DOTS_FROM_US <= q.ours < DOTS_UP_TO_US,
-        ),
-        Rule(
-            "large-dots",
-            f"ours are faster for one vector and a matrix whose rows are along k from {DOTS_UP_TO_US:.0f} us on",
-            _VECTORS,
-            Side.OURS,
-            lambda q: _along_k(q) and q.ours >= DOTS_UP_TO_US,
+            lambda q: _along_k(q) and REDUCED_FROM_US <= q.ours < REDUCED_UP_TO_US,
         ),
         Rule(
             "few-rows-padded",
@@ -190,18 +182,17 @@ FEW_ROWS = Section(
 )
 
 #: The longest sums for which XLA's kernels for results of unaligned rows are as fast as ours.
-ODD_RESULTS_K = 96
-#: A long result of short sums is no moving of data from such a short side and such sums on, either pair of them.
+UNALIGNED_RESULTS_K = 96
+#: Short sides and lengths of sums from which on ours are as fast for a long result of short sums.
 STREAMED_FROM = ((64, 64), (32, 128))
-#: The length from which on XLA splits sums, for results of up to so many elements.
+#: The length from which on XLA splits sums, where the result has so few elements.
 SPLIT_K, SPLIT_RESULTS = 2048, 3 << 19
-#: For short sides up to this XLA's choice is often slower than cuBLAS's best kernel.
-SHORT_SIDE = 128
-#: From this long side on it is not.
-LONG_SIDE = 16384
-#: Sums shorter than one step of our kernels along k; and the smallest products, of sums of one step.
+#: From this long side on XLA's product is as fast, with a short side of up to so many.
+LONG_SIDE, SHORT_SIDE = 16384, 128
+#: One step of our kernels along k. Sums of one are too short for the smallest products, those below so many
+#: microseconds, and shorter ones for any.
 STEP_K, SMALLEST_US = 64, 3.4
-#: Below so many microseconds ours are mostly faster: XLA often takes several kernels.
+#: Below this time ours are mostly faster, as XLA often takes several kernels.
 SMALL_US = 23.0
 
 
@@ -210,7 +201,7 @@ def _split(q: Question) -> bool:
     return q.k >= SPLIT_K and q.short * q.long <= SPLIT_RESULTS
 
 
-def _odd_result(q: Question) -> bool:
+def _unaligned_result(q: Question) -> bool:
     """Whether rows of a 16-bit result are unaligned."""
     return 2 * q.problem.n % PITCH_BYTES != 0
 
@@ -220,18 +211,18 @@ MATRICES = Section(
     lambda q: _aligned_16bit(q) and q.single and q.short >= FEW,
     (
         Rule(
-            "odd-results",
-            f"only the result's rows are unaligned, and sums are longer than {ODD_RESULTS_K}",
+            "unaligned-results",
+            f"only the result's rows are unaligned, and sums are longer than {UNALIGNED_RESULTS_K}",
             _ODD_RESULTS,
             Side.OURS,
-            lambda q: _odd_result(q) and q.k > ODD_RESULTS_K,
+            lambda q: _unaligned_result(q) and q.k > UNALIGNED_RESULTS_K,
         ),
         Rule(
-            "odd-results-short-sums",
-            f"sums of up to {ODD_RESULTS_K} for a result of unaligned rows are as fast by XLA",
+            "unaligned-results-short-sums",
+            f"sums of up to {UNALIGNED_RESULTS_K} for a result of unaligned rows are as fast by XLA",
             _ODD_RESULTS,
             Side.XLA,
-            _odd_result,
+            _unaligned_result,
         ),
         Rule(
             "wide-streams",
@@ -280,13 +271,6 @@ MATRICES = Section(
             lambda q: q.ours < SMALL_US,
         ),
         Rule(
-            "short-side",
-            f"for a short side of up to {SHORT_SIDE} XLA's choice is often slower than cuBLAS's best kernel",
-            _SURVEY,
-            Side.OURS,
-            lambda q: q.short <= SHORT_SIDE,
-        ),
-        Rule(
             "split-sums",
             f"XLA splits sums of {SPLIT_K} or more for results of up to {SPLIT_RESULTS} elements, which takes it "
             "several kernels",
@@ -303,7 +287,6 @@ MATRICES = Section(
         ),
     ),
 )
-
 
 LAST = Section(
     "Everything else",

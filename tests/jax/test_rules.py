@@ -94,8 +94,8 @@ GELU = Epilogue(activation="gelu")
         # Where XLA's kernels take unaligned weights slowly, or it pads them.
         ("sm90", "expected-times", problem(m=64, n=32001, k=2048)),
         # And where only the result's rows begin anywhere.
-        ("sm90", "odd-results", along_k(1691, 3267, 4712)),
-        ("sm90", "odd-results", along_k(104, 40003, 720)),
+        ("sm90", "unaligned-results", along_k(1691, 3267, 4712)),
+        ("sm90", "unaligned-results", along_k(104, 40003, 720)),
         # Small products.
         ("direct", "expected-times", problem(m=300, n=101, k=300)),
         pytest.param(
@@ -137,7 +137,7 @@ def test_what_auto_takes(chosen, rule, given):
         (problem(m=320, n=96, k=16, epilogue=Epilogue(activation="relu")), HOPPER, None, "shortest-sums"),
         (problem(m=300, n=101, k=704), HOPPER, None, "expected-times"),
         (problem(m=300, n=101, k=60), HOPPER, None, "expected-times"),
-        (along_k(515, 314, 64), HOPPER, None, "odd-results-short-sums"),
+        (along_k(515, 314, 64), HOPPER, None, "unaligned-results-short-sums"),
         (problem(m=4, n=16384, k=8192), HOPPER, None, "rows-aligned"),
         (problem(m=60000, n=40, k=24), HOPPER, None, "streams"),
         (problem(m=60000, n=32, k=64), HOPPER, None, "streams"),
@@ -145,7 +145,7 @@ def test_what_auto_takes(chosen, rule, given):
         (problem(m=10000, n=40, k=24, epilogue=GELU), HOPPER, None, "streams"),
         (problem(m=8, n=20000, k=64, epilogue=GELU), HOPPER, None, "rows-aligned"),
         (problem(m=64, n=32768, k=4096), HOPPER, None, "long-side"),
-        (problem(m=4096, n=1, k=1024), HOPPER, None, "small-dots"),
+        (problem(m=4096, n=1, k=1024), HOPPER, None, "small-reductions"),
         (replace(problem(m=64, n=64, k=40), batch=(1, 1000)), HOPPER, None, "rows-aligned"),
         (replace(problem(m=64, n=64, k=64), batch=(1, 30)), HOPPER, None, "rows-aligned"),
         (scores(1, 4096, 8, 64), HOPPER, None, "rows-aligned"),  # of one level

@@ -1,0 +1,134 @@
+"""Writes docs/auto.md, which says what `auto` chooses, from its rules: python benchmarks/auto_docs.py"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxgemm import rules, rules_hopper
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.explain import Product
+from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.primitive import Decision
+from jaxgemm.problem import Problem, plan
+from jaxgemm.roofline import KNOWN_DEVICES, floor
+from jaxgemm.rules import Question, Reason, Rule, Section
+from jaxgemm.select import Candidate, Choice, configuration
+
+DOCS = Path(__file__).resolve().parent.parent / "docs/auto.md"
+
+_HEAD = """\
+# What `auto` chooses
+
+<!-- Written by `python benchmarks/auto_docs.py`. Change jaxgemm/rules.py or jaxgemm/rules_hopper.py instead. -->
+
+`kernel="auto"` takes one of our kernels where it should be faster than XLA's own product, and leaves everything else to
+XLA. It decides while a program is compiled, by the product's extents, types and layout alone, in this order:
+
+1. What was **asked for** is taken, and some products are not `auto`'s to decide (first table).
+2. **Facts** leave a product to XLA (second table).
+3. A **measurement** of this very product on this chip, if `jaxgemm/tuning` holds one, names what was the fastest.
+4. Each kernel that `auto` chooses from says by its cost model which configuration it would run and how long that takes.
+   The least of these times is *ours*. The kernels are {contenders}.
+5. **Rules** are read in order, and the first whose condition holds decides (the tables after that). The last compares
+   ours with the time that XLA's product should take, which is modelled for operands whose rows are no multiple of 16
+   bytes (`jaxgemm/xla_hopper.py`). Of aligned rows XLA's product is one of cuBLAS's many kernels: the rules say where
+   XLA does more than that one kernel, or where that one is not the best.
+
+A rule names the result file that it was read off. `python benchmarks/choices.py` replays the stored timings through the
+rules: what they lose against the faster side of every product, which rule decided how many, and what would be lost
+without it.
+
+m, n and k are rows, columns and the length of the sums. Times are those that ours expects, on the device. Rows are
+aligned if they begin at multiples of 16 bytes.
+"""
+
+_EXPLAIN = """\
+## Reading `explain`
+
+`print(jaxgemm.explain(function, *args))` says what decided. An example:
+
+```
+{example}
+```
+
+- **kernel**: the row of the table of kernels, or `xla`, and what the rule says.
+- **rule**: its name, as on this page.
+- **expected**: the time that the best of our kernels expects, and the time that XLA's product should take, whichever of
+  them was taken; "not modelled" where no model says. Of a gated pair: one launch, and two products with what follows.
+- **problem**: the strided product that a kernel sees. Layout NT means that b is read as its transpose, where it lies.
+- **options**: the configuration that runs, as keyword arguments of `gemm`.
+- **epilogue**: what the kernel does besides the product; "composed in jnp" if XLA does it afterwards, and "written in
+  jnp" where the product is XLA's as well.
+- **copies**: operands or results that must be moved into another axis order first.
+- **workspace**: scratch memory that the call asks XLA for.
+- **parts**: what the expected time is made of, where the cost model says.
+- **candidates**: the best configurations by the cost model, with the time that it expects, and in which options they
+  differ from the one that runs.
+- **floor**: the least time that this device could take: the larger of arithmetic over the unit's peak and bytes over
+  the memory's bandwidth.
+"""
+
+
+def text() -> str:
+    """The page."""
+    kernels = "; ".join(
+        f"{' and '.join(f'`{name}`' for name in names)} for {dtype}" for dtype, (*_, names) in rules.CONTENDERS.items()
+    )
+    parts = [
+        _filled(_HEAD, contenders=kernels),
+        "## Asked for, and what is not `auto`'s to decide\n",
+        _table(rules.REASONS),
+        "## Facts\n",
+        _table(rules.FACTS.rules),
+        "## Rules for Hopper\n",
+        *(_section(section) for section in rules_hopper.SECTIONS),
+        _filled(_EXPLAIN, example=_example()),
+    ]
+    return "\n".join(parts)
+
+
+def _filled(template: str, **values: str) -> str:
+    for name, value in values.items():
+        template = template.replace(f"{{{name}}}", value)
+    return template
+
+
+def _section(section: Section) -> str:
+    return f"### {section.title}\n\n{_table(section.rules)}"
+
+
+def _table(reasons: Sequence[Reason]) -> str:
+    columns = {
+        "name": [f"`{reason.name}`" for reason in reasons],
+        "runs": [reason.side.value if isinstance(reason, Rule) else "" for reason in reasons],
+        "what it says": [re.sub(r"\{q\.(\w+)[^}]*\}", r"*\1*", reason.says) for reason in reasons],
+        "read off": [f"[{x}](../benchmarks/results/{x})" if (x := reason.evidence) else "" for reason in reasons],
+    }
+    filled = {name: cells for name, cells in columns.items() if any(cells)}
+    rows = [tuple(filled), ("---",) * len(filled), *zip(*filled.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _example() -> str:
+    """What explain prints of a product whose figures are these, whatever the cost model of the day says."""
+    m, n, k = 2048, 2049, 2051
+    view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
+    problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+    row = find_kernel("sm90")
+    chosen, other = (
+        configuration(row, tuple({"tile_m": 128, "tile_n": 128, "schedule": 2, **options}.items()))
+        for options in ({"cluster_m": 2, "cluster_n": 1}, {"cluster_m": 1, "cluster_n": 2})
+    )
+    parts = (("launch", 2.1), ("main loop", 30.2), ("epilogue", 2.4), ("copies", 4.1))
+    considered = (Candidate(chosen, 38.8, parts), Candidate(other, 39.2))
+    rule, _ = rules_hopper.decide(Question(problem, H200, None, 38.8, 157.5))
+    choice = Choice(row, chosen, 8663552, rule.says, considered, rule.name, row.name, 38.8, 157.5)
+    least = floor(m, n, k, limits=KNOWN_DEVICES[H200.name], a="bfloat16", b="bfloat16", d="bfloat16")
+    operands = f"bfloat16[{m},{k}] x bfloat16[{k},{n}]"
+    return str(Product(operands, "bfloat16", Decision(choice, problem, view), Epilogue(), None, least, 1))
+
+
+if __name__ == "__main__":
+    DOCS.write_text(text())

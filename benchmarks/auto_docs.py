@@ -74,7 +74,8 @@ _EXPLAIN = """\
 def text() -> str:
     """The page."""
     kernels = "; ".join(
-        f"{' and '.join(f'`{name}`' for name in names)} for {dtype}" for dtype, (*_, names) in rules.CONTENDERS.items()
+        f"{' and '.join(f'`{name}`' for name in known.kernels)} for {dtype}"
+        for dtype, known in rules.CONTENDERS.items()
     )
     parts = [
         _filled(_HEAD, contenders=kernels),

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +21,20 @@ from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem
 from jaxgemm.xla_hopper import CHEAP_ACTIVATIONS, unaligned
 
-#: The kernels that ``auto`` chooses from, by operand type, and the architectures for which they were measured: from,
-#: up to, kernels. Elsewhere XLA's product is the known quantity.
-CONTENDERS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "bfloat16": (90, 90, ("sm90", "direct")),
-    "float16": (90, 90, ("sm90", "direct")),
-    "float32": (90, 90, ("simt", "gemv")),
+
+class Contenders(NamedTuple):
+    """Kernels that ``auto`` chooses from, and the compute capabilities, times ten, that they were measured on."""
+
+    oldest: int
+    newest: int
+    kernels: tuple[str, ...]
+
+
+#: By operand type. Where nothing was measured XLA's product is the known quantity.
+CONTENDERS = {
+    "bfloat16": Contenders(90, 90, ("sm90", "direct")),
+    "float16": Contenders(90, 90, ("sm90", "direct")),
+    "float32": Contenders(90, 90, ("simt", "gemv")),
 }
 
 
@@ -174,8 +183,8 @@ def first(sections: Iterable[Section], question: Question, without: str = "") ->
 
 
 def _measured(question: Question) -> bool:
-    oldest, newest, _ = CONTENDERS[question.dtype]
-    return oldest <= question.device.arch <= newest
+    known = CONTENDERS[question.dtype]
+    return known.oldest <= question.device.arch <= known.newest
 
 
 #: Facts that leave a product to XLA whatever our kernels expect.

@@ -225,7 +225,7 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
             composed = _composed(problem, device)
             if kernel != "auto":
                 return _ours(found, rules.BY_NAME, "asked for by name", composed)
-            if _expected(found) <= _SPARED * composed:
+            if _expected(found) <= _ONE_LAUNCH_MARGIN * composed:
                 why = f"one launch; two products and what follows should take {composed:.0f} us"
                 return _ours(found, rules.GATED_ONE_LAUNCH, why, composed)
             left = _left(_ours(found, rules.GATED_COMPOSED, "", composed))
@@ -236,19 +236,18 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
     return replace(left, why="; ".join(reasons))
 
 
-#: What may be expected of one launch, by that of two, as it keeps no results between them.
-_SPARED = 1.02
-#: Of the kernel that follows a gated pair of products: its least time in microseconds, and bytes a microsecond.
+#: One launch is taken if it expects to take up to this many times what two products should, as it needs no memory for
+#: their results.
+_ONE_LAUNCH_MARGIN = 1.02
+#: The kernel that makes a gated pair's result of its two products: its least time, and the bytes that it moves.
 _COMBINING_US, _COMBINING_BYTES_PER_US = 2.0, 4e6
 
 
 def _composed(problem: Problem, device: Device) -> float:
     """Microseconds that a gated pair should take as two products, be they XLA's or ours, and what follows them."""
     single = replace(problem, epilogue=Epilogue(), gated=False)
-    names = CONTENDERS.get(problem.dtypes[0], (0, 0, ()))[2]
-    tried = [resolve(name, (), single, device) for name in names]
-    product = min((_expected(found) for found in tried if isinstance(found, Choice)), default=math.inf)
-    product = min(product, xla_hopper.microseconds(single) or math.inf)
+    best, theirs = contender(single, device), xla_hopper.microseconds(single)
+    product = min(_expected(best) if isinstance(best, Choice) else math.inf, math.inf if theirs is None else theirs)
     results = problem.m * problem.n * np.dtype(jnp.dtype(problem.dtypes[2])).itemsize
     return 2 * product + _COMBINING_US + 3 * results / _COMBINING_BYTES_PER_US  # two are read and one is written
 
@@ -313,7 +312,8 @@ def _measured(known: tuning.Found, problem: Problem) -> str:
 
 def contender(problem: Problem, device: Device) -> Choice | str:
     """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
-    tried = [resolve(name, (), problem, device) for name in CONTENDERS[problem.dtypes[0]][2]]
+    known = CONTENDERS.get(problem.dtypes[0])
+    tried = [resolve(name, (), problem, device) for name in (known.kernels if known else ())]
     choices = [found for found in tried if isinstance(found, Choice)]
     return min(choices, key=_expected) if choices else "; ".join(map(str, tried))
 

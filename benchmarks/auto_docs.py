@@ -53,21 +53,16 @@ _EXPLAIN = """\
 {example}
 ```
 
-- **kernel**: the row of the table of kernels, or `xla`, and what the rule says.
+- **kernel**: who runs the product, and what the rule says.
 - **rule**: its name, as on this page.
 - **expected**: the time that the best of our kernels expects, and the time that XLA's product should take, whichever of
   them was taken; "not modelled" where no model says. Of a gated pair: one launch, and two products with what follows.
-- **problem**: the strided product that a kernel sees. Layout NT means that b is read as its transpose, where it lies.
 - **options**: the configuration that runs, as keyword arguments of `gemm`.
-- **epilogue**: what the kernel does besides the product; "composed in jnp" if XLA does it afterwards, and "written in
-  jnp" where the product is XLA's as well.
-- **copies**: operands or results that must be moved into another axis order first.
-- **workspace**: scratch memory that the call asks XLA for.
 - **parts**: what the expected time is made of, where the cost model says.
-- **candidates**: the best configurations by the cost model, with the time that it expects, and in which options they
-  differ from the one that runs.
-- **floor**: the least time that this device could take: the larger of arithmetic over the unit's peak and bytes over
-  the memory's bandwidth.
+- **candidates**: the best configurations by the cost model, each with its expected time and the options in which it
+  differs from the one that runs.
+
+[Reading explain](jax.md#reading-explain) has the other lines.
 """
 
 

@@ -97,7 +97,7 @@ class Product:
         invariant = choice.rule == rules.INVARIANT.name
         best = choice.considered[0] if choice.considered else None
         if best is not None and best.parts and not invariant:
-            yield "parts", ", ".join(f"{name} {us:.1f}" for name, us in best.parts) + " us"
+            yield "parts", ", ".join(f"{name} {us:.1f}" for name, us in best.parts if us >= _SHOWN_US) + " us"
         expected = f"us expected of {INVARIANT_ROWS} rows" if invariant else "us expected"
         for i, candidate in enumerate(choice.considered):
             differs = _options(kernel, candidate.config, choice.config) or "as chosen"
@@ -225,6 +225,10 @@ def _limits(platform: str) -> roofline.DeviceLimits | None:
     if platform != "cuda":
         return None
     return roofline.attached_device() or roofline.KNOWN_DEVICES["NVIDIA H200"]
+
+
+#: A part of an expected time that is less than this would be printed as 0.0, and is left out.
+_SHOWN_US = 0.05
 
 
 def _expected(choice: Choice, gated: bool) -> str:

@@ -13,20 +13,19 @@ left aside. Run it before and after every change of a rule.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import re
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxgemm
 from jaxgemm import rules, rules_hopper, select, xla_hopper
 from jaxgemm.kernels import Device
-from jaxgemm.measure.case import DTYPES, Case
-from jaxgemm.measure.report import print_table
+from jaxgemm.measure import report
+from jaxgemm.measure.case import Case, parse_case
 from jaxgemm.roofline import KNOWN_DEVICES
 from jaxgemm.rules import Question, Rule, Side
 
@@ -67,52 +66,35 @@ class Replayed(NamedTuple):
         return math.log(self.times[side or self.side] / min(self.times.values()))
 
 
-def parse_case(text: str, precision: str = "highest") -> Case:
-    """The product that a result file names, as in "1024x64x64@8 NT bf16 +bias gelu"."""
-    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:@(\d+))? ([NT]{2}) (\w+)( \+bias)?(?: (\w+))?", text)
-    if match is None:
-        raise ValueError(f"not a product: {text!r}")
-    m, n, k, batch, layout, dtype, bias, activation = match.groups()
-    extents = int(m), int(n), int(k)
-    return Case(*extents, DTYPES[dtype], layout, int(batch) if batch else None, precision, bool(bias), activation)
-
-
 def timings(file: Path) -> Iterator[Timed]:
     """The products of a result file that hold times of ours and of XLA's default path."""
-    content = json.loads(file.read_text())
-    found: dict[str, tuple[dict[str, float], list[float], str]] = {}
-    for row in content.get("rows", ()):
-        if not isinstance(row, Mapping) or "problem" not in row:
+    content = report.load(file)
+    found: dict[tuple[str, str, str], tuple[dict[str, float], list[float]]] = {}
+    for row in content["rows"]:
+        if not isinstance(row, Mapping) or not {"problem", "kernel", "us", "xla"} <= row.keys():
             continue
-        ours, xla, _ = found.setdefault(row["problem"], ({}, [], row.get("precision") or "highest"))
-        for name, us in _ours(row):
-            ours.setdefault(name, us)
-        xla += _xla(row)
-    for problem, (ours, xla, precision) in found.items():
+        source = row.get("source", "")
+        ours, xla = found.setdefault((source, row["problem"], row.get("precision") or "highest"), ({}, []))
+        name, exact = _kernel(row)
+        if name and row["us"] and (exact or name not in ours):
+            ours[name] = row["us"]
+        if theirs := row["xla"].get("default", {}).get("us"):
+            xla.append(theirs)
+    for (source, problem, precision), (ours, xla) in found.items():
         if ours and xla:
-            name = f"{file.parent.name}/{file.name}"
-            yield Timed(name, content["device"], parse_case(problem, precision), ours, statistics.median(xla))
+            about = content["sources"][source] if source else content
+            case = replace(parse_case(problem), precision=precision)
+            name = f"{file.parent.name}/{file.stem}{f', {source}' if source else ''}"
+            yield Timed(name, about["device"], case, ours, statistics.median(xla))
 
 
-def _ours(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Kernels by name, with the time of the configuration that their model chose."""
-    us = row.get("us")
-    if isinstance(us, Mapping):  # of each kernel, a configuration of it after a colon, which the model's choice leads
-        yield from ((name.partition(":")[0], time) for name, time in us.items() if not name.startswith(("xla", "auto")))
-    elif us is not None and row.get("status", "ok") == "ok" and "kernel" in row:
-        name = row.get("chosen") if row["kernel"] == "auto" else row["kernel"]
-        if name is not None and ":" not in name and name != "xla":
-            yield name, us
+def _kernel(row: Mapping[str, Any]) -> tuple[str, bool]:
+    """The kernel of ours that a row is of, "" for none, and whether it ran as its cost model chose.
 
-
-def _xla(row: Mapping[str, Any]) -> list[float]:
-    """What XLA's default path took."""
-    us, paths = row.get("us"), row.get("xla")
-    given = [row.get("xla_us"), us.get("xla default") if isinstance(us, Mapping) else None]
-    if isinstance(paths, Mapping):
-        path = paths.get("default")
-        given.append(path.get("device_us") if isinstance(path, Mapping) else path)
-    return [time for time in given if time]
+    Where configurations are named and none is the model's choice, it chose the first of them.
+    """
+    name, _, options = (row["chosen"] if row["kernel"] == "auto" else row["kernel"]).partition(":")
+    return ("" if name in ("auto", "xla") else name), not options
 
 
 def replay(timed: Timed) -> Replayed | None:
@@ -190,8 +172,8 @@ def main() -> int:
     if not everything:
         print("no file holds times of ours and of XLA's for products that rules decide", file=sys.stderr)
         return 1
-    print_table("Time taken over that of the faster side", FILES, lines)
-    print_table("Rules, in the order in which they are read", RULES, rule_lines(everything), left=2)
+    report.print_table("Time taken over that of the faster side", FILES, lines)
+    report.print_table("Rules, in the order in which they are read", RULES, rule_lines(everything), left=2)
     worst = sorted(everything, key=Replayed.loss, reverse=True)[: options.worst]
     cells = [
         (
@@ -204,7 +186,7 @@ def main() -> int:
         )
         for x in worst
     ]
-    print_table("Most lost", ("product", "file", "rule", "takes", "ours us", "XLA us", "loses"), cells, left=4)
+    report.print_table("Most lost", ("product", "file", "rule", "takes", "ours us", "XLA us", "loses"), cells, left=4)
     figures = [_times(x.loss(side) for x in everything) for side in (None, Side.OURS, Side.XLA)]
     print(
         f"{len(everything)} products: {figures[0]} times the faster side on average by the rules, "

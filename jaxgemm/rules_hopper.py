@@ -12,7 +12,7 @@ from jaxgemm.xla_hopper import PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds
 
 _SURVEY, _SMALL, _PITCHES = "nvidia-h200/survey.json", "nvidia-h200/small.json", "nvidia-h200/pitches.json"
 _16BIT, _PROGRAMS, _SGEMM = "nvidia-h200/16bit.json", "nvidia-h200/programs.json", "nvidia-h200/sgemm.json"
-_VECTORS, _ODD_RESULTS = "nvidia-h200/vectors.json", "nvidia-h200/odd_results.json"
+_RULES = "nvidia-h200/rules.json"
 
 # --- fp32 at full precision ---
 
@@ -46,7 +46,7 @@ UNALIGNED = Section(
             "unaligned-short-sums",
             f"sums of up to {UNSPLIT_K} for a result with a side of {LONG_RESULT} or more are moving data, which XLA "
             "does as fast",
-            _SURVEY,
+            _RULES,
             Side.XLA,
             lambda q: q.k <= UNSPLIT_K and q.long >= LONG_RESULT,
         ),
@@ -152,7 +152,7 @@ FEW_ROWS = Section(
             "small-reductions",
             f"between {REDUCED_FROM_US:.0f} and {REDUCED_UP_TO_US:.0f} us XLA's reduction is faster for one vector and "
             "a matrix whose rows are along k",
-            _VECTORS,
+            _RULES,
             Side.XLA,
             lambda q: _along_k(q) and REDUCED_FROM_US <= q.ours < REDUCED_UP_TO_US,
         ),
@@ -213,14 +213,14 @@ MATRICES = Section(
         Rule(
             "unaligned-results",
             f"only the result's rows are unaligned, and sums are longer than {UNALIGNED_RESULTS_K}",
-            _ODD_RESULTS,
+            _RULES,
             Side.OURS,
             lambda q: _unaligned_result(q) and q.k > UNALIGNED_RESULTS_K,
         ),
         Rule(
             "unaligned-results-short-sums",
             f"sums of up to {UNALIGNED_RESULTS_K} for a result of unaligned rows are as fast by XLA",
-            _ODD_RESULTS,
+            _RULES,
             Side.XLA,
             _unaligned_result,
         ),

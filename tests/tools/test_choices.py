@@ -35,7 +35,10 @@ ROWS = (
     row("96x200x128 NN bf16", "sm90", 2.0, 3.0),  # direct's time is what counts
     row("512x512x512 NN f32", "simt", 9.0, 5.0, precision="default"),  # a fact decides
     row("300x300x300 NN bf16", "sm90", None, 5.0, status="error"),
-    row("8x8x8 NN bf16", "sm90:tile_m=64", 1.0, 5.0),  # no choice of the model's
+    row("640x640x640 NN bf16", "sm90:tile_m=64", 1.0, 5.0),  # not the model's choice, which the next one is
+    row("640x640x640 NN bf16", "sm90", 2.0, 5.0),
+    row("1024x1024x512 NN f32", "simt:tile=1", 3.0, 5.0),  # the model's choice, as the first of those that are named
+    row("1024x1024x512 NN f32", "simt:tile=2", 2.0, 5.0),
 )
 
 
@@ -57,13 +60,26 @@ def test_products_are_read_with_both_times(script, file):
     assert found[LARGE].case == Case(4096, 4096, 4096, "bfloat16")
     assert (found[LARGE].ours, found[LARGE].xla, found[LARGE].device) == ({"sm90": 160.0}, 175.0, "NVIDIA H200")
     assert found[UNALIGNED].ours == {"sm90": 35.0}
-    assert set(found) == {LARGE, UNALIGNED, "96x200x128 NN bf16", "512x512x512 NN f32"}
+    assert found["640x640x640 NN bf16"].ours == {"sm90": 2.0}
+    assert found["1024x1024x512 NN f32"].ours == {"simt": 3.0}
+    assert len(found) == 6
+
+
+def test_a_file_of_several_sources_has_each_by_itself(script, file):
+    sources = {"old": {"device": "NVIDIA H200"}, "new": {"device": "NVIDIA H100 80GB HBM3"}}
+    rows = [row(LARGE, "sm90", 160.0, 175.0, source="old"), row(LARGE, "sm90", 150.0, 170.0, source="new")]
+    file.write_text(json.dumps({"sources": sources, "rows": rows}))
+    found = [(timed.file, timed.device, timed.ours["sm90"], timed.xla) for timed in script.timings(file)]
+    assert found == [
+        ("nvidia-h200/some, old", "NVIDIA H200", 160.0, 175.0),
+        ("nvidia-h200/some, new", "NVIDIA H100 80GB HBM3", 150.0, 170.0),
+    ]
 
 
 @built
 def test_what_rules_lose(script, file):
     found = {str(x.timed.case): x for x in map(script.replay, script.timings(file)) if x}
-    assert set(found) == {LARGE, UNALIGNED}
+    assert set(found) == {LARGE, UNALIGNED, "640x640x640 NN bf16", "1024x1024x512 NN f32"}
     large, unaligned = found[LARGE], found[UNALIGNED]
     assert (large.rule.name, large.side, large.without) == ("rows-aligned", Side.XLA, Side.OURS)
     assert large.loss() == pytest.approx(math.log(175 / 160))
@@ -84,7 +100,7 @@ def test_the_tables_are_printed(script, file, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["choices.py", str(file), "--worst", "1"])
     assert script.main() == 0
     out = capsys.readouterr().out
-    assert "2 products: 1.0458 times the faster side on average by the rules, 1.0000 by ours always" in out
+    assert f"4 products: {(175 / 160) ** 0.25:.4f} times the faster side on average by the rules, 1.0000 by ours" in out
     assert "nvidia-h200/some" in out
     worst = out[out.index("Most lost") :]
     assert LARGE in worst

@@ -292,7 +292,7 @@ SUITES: dict[str, Suite] = {
     "pitches": Suite(_survey(_PITCH_KINDS, 20, 2047, 3e11), ("auto", "sm90")),
     "small": Suite(_survey(_SMALL_KINDS, 12, 2039), ("auto", "sm90", "direct")),
     "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
-    "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),
+    "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:every_eighth=1", "sm90:every_eighth=2")),
     "mixed_products": Suite(_MIXED, ("auto", "sm90", "direct")),
     "unseen_fp32": Suite(tuple(replace(case, dtype="float32") for case in _UNSEEN[::3]), ("auto", "simt")),
 }

@@ -36,10 +36,17 @@ INVARIANT_ROWS = 256
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value for each option of a kernel, and the device time in microseconds that its cost model expects."""
+    """A value for each option of a kernel, and the device time in microseconds that its cost model expects.
+
+    Attributes:
+        config: the values, in the options' order.
+        microseconds: the expected time.
+        parts: (name, microseconds) of what it is the sum of; empty where the model tells no parts.
+    """
 
     config: tuple[int, ...]
     microseconds: float
+    parts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ def candidates(kernel: Kernel, config: tuple[int, ...], problem: Problem, device
     ``config`` fixes the options that are not 0 in it.
     """
     found = ffi.candidates(_call(kernel, config, problem), device.arch, device.sm_count, device.bandwidth)
-    return [Candidate(tuple(values), microseconds) for values, microseconds in found]
+    return [Candidate(tuple(values), us, parts=tuple(parts.items())) for values, us, parts in found]
 
 
 def _call(kernel: Kernel, config: tuple[int, ...], problem: Problem) -> Any:

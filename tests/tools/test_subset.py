@@ -30,7 +30,7 @@ def test_a_product_has_the_best_time_of_each_tile(script, tmp_path):
     file = written(tmp_path, ROWS)
     (tmp_path / "other.json").write_text(json.dumps({"rows": [{"problem": "no timings"}]}))
     other = written(tmp_path, ROWS, "direct.json", kernel="direct")
-    options = ["tile_n", "rows"]  # the latter is younger than the file
+    options = ["tile_n", "every_eighth"]  # the latter is younger than the file
     found = script.read([file, tmp_path / "other.json", other], "sm90", options, 3, 0)
     assert [x.name for x in found] == [f"product {i}" for i in range(4)]
     assert found[0].us == {(64, 1): 10, (96, 1): 20, (128, 1): 11}

@@ -31,8 +31,7 @@ struct BatchMap {
 };
 
 // An unaligned operand that is loaded where it lies: `count` lines of `length` elements, `pitch` elements
-// apart, of products batch[] apart. Lines 8 apart have the same misalignment, counted from multiples of
-// `align`.
+// apart. Lines 8 apart have the same misalignment, counted from multiples of `align`.
 struct UnalignedLines {
   int64_t pitch;
   int length, count, align;
@@ -57,7 +56,7 @@ struct Params {
 static_assert(offsetof(Params, x) == 128);
 
 // Tiles of every eighth row have a map of x for the rows first, first + 8, ..., for each `first` of 0 to 7.
-// The rows of D and C with the same `first` are a product of a batch; for the first rows % 8 products, which
+// The rows of D and C with the same `first` are a product of a batch; for the first m % 8 products, which
 // have one row more, there are maps of their own.
 struct EveryEighthParams : Params {
   CUtensorMap x_from[8];

@@ -69,7 +69,7 @@ class TmaOperand {
     }
   }
 
-  // Makes the compiler compute these here, and not in front of the first load.
+  // Makes the compiler compute these here rather than at the first load.
   __device__ __forceinline__ void pin() {
     asm volatile("" : "+r"(to_), "+r"(inner_), "+r"(outer_), "+r"(copies_), "+r"(batch0_), "+r"(batch1_));
   }
@@ -134,7 +134,7 @@ enum class Walk {
   kShareBoth  // or both
 };
 
-// What the loading warp has loaded of each stage, in one walk.
+// The parts of a stage that the loading warp has loaded: of x, of y and of a gated product's second weight.
 template <typename E, Walk kWalk>
 struct LoadedOperands {
   static constexpr bool kShareX = kWalk == Walk::kShareX || kWalk == Walk::kShareBoth;
@@ -155,7 +155,6 @@ struct LoadedOperands {
                                         const ClusterPlace& place, uint32_t mask) {
     return Y(p.y, p.y_edge, shared.y, p.cols, place.rows, place.row, mask);
   }
-  // The second weight of a gated product.
   static __device__ __forceinline__ auto up(const Parameters& p, const SharedLayout<E>& shared,
                                             const ClusterPlace& place, uint32_t x_mask, uint32_t y_mask) {
     if constexpr (E::kGated == Gated::kRows)

@@ -47,8 +47,9 @@ extern "C" {
 
 int option_count() { return kOptionCount; }
 
-// Walks the grid of a problem's launch. Returns "" if every tile gets every step of k exactly once, by a grid that
-// is no larger than it may be; otherwise what is wrong. `facts`: one_wave, narrow_stride, cluster, slices, partials.
+// Walks the grid of a problem's launch. Returns "" if every tile gets every step of k exactly once, by a grid
+// that is no larger than it may be; otherwise what is wrong. `facts`: one_wave, narrow_stride, cluster,
+// slices, partials.
 const char* walk(const int64_t* shape, const int64_t* options, int multiprocessors, int64_t* facts) {
   static thread_local std::string wrong;
   const GemmProblem p = problem_of(shape, options);
@@ -73,12 +74,15 @@ const char* walk(const int64_t* shape, const int64_t* options, int multiprocesso
   const int64_t columns = ceil_div(ceil_div(plan.y().rows, tile.result_n()), c.cluster_n) * c.cluster_n;
   const int64_t tiles = rows * columns * p.batch_count(), blocks = int64_t(x) * y * z;
   wrong.clear();
-  if (int64_t(counts.size()) != tiles) wrong = "tiles: " + std::to_string(counts.size()) + " of " + std::to_string(tiles);
+  if (int64_t(counts.size()) != tiles)
+    wrong = "tiles: " + std::to_string(counts.size()) + " of " + std::to_string(tiles);
   for (const auto& [at, count] : counts) {
     if (std::get<1>(at) >= rows || std::get<2>(at) >= columns) wrong = "a tile outside of the product";
-    if (std::any_of(count.begin(), count.end(), [](int n) { return n != 1; })) wrong = "a step missing or twice";
+    if (std::any_of(count.begin(), count.end(), [](int n) { return n != 1; }))
+      wrong = "a step missing or twice";
   }
-  if (std::any_of(splits.begin(), splits.end(), [&](int split) { return split < 0 || split >= c.partials(); }))
+  if (std::any_of(splits.begin(), splits.end(),
+                  [&](int split) { return split < 0 || split >= c.partials(); }))
     wrong = "a piece of K that there is not";
   if (c.grid == Grid::kResident && !s.one_wave && blocks > int64_t(tile.blocks) * multiprocessors)
     wrong = "more blocks than the device runs";
@@ -86,8 +90,8 @@ const char* walk(const int64_t* shape, const int64_t* options, int multiprocesso
 }
 
 // The StorePath of a product: `d` and `bias` are addresses, f32 is D's type.
-int store_path(const int64_t* shape, int64_t d, int64_t bias, int has_c, int f32, int activation, double alpha,
-               int split_k) {
+int store_path(const int64_t* shape, int64_t d, int64_t bias, int has_c, int f32, int activation,
+               double alpha, int split_k) {
   std::vector<int64_t> options(kOptionCount);
   options[kSplitK] = split_k;
   options[kReduction] = static_cast<int64_t>(Reduction::kWorkspace);

@@ -73,6 +73,7 @@ def test_page(page, monkeypatch, tmp_path):
     done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
 
+
 #: What pages may name in backticks without a folder, beside what the repository's root has.
 FOLDERS = {"docs/sm90.md": ("", "ffi/cuda/sm90")}
 FILE = re.compile(r"`([\w./]+\.(?:h|cc|cu|cuh|cu\.in|inc|py|md|json))`")
@@ -90,7 +91,7 @@ def test_names_of_the_engine_are_its_own():
     """Every name in backticks on the engine's page is one of the sources."""
     text = re.sub(r"```.*?```", "", (ROOT / "docs/sm90.md").read_text(), flags=re.S)
     named = {word for code in re.findall(r"`([\w:]+)`", text) for word in code.split("::")}
-    sources = "\n".join(p.read_text() for p in sorted((ROOT / "ffi").rglob("*")) if p.suffix in (".h", ".cc", ".cu", ".cuh"))
-    words = set(re.findall(r"\w+", sources))
+    sources = [p for p in (ROOT / "ffi").rglob("*") if p.suffix in (".h", ".cc", ".cu", ".cuh")]
+    words = {word for p in sources for word in re.findall(r"\w+", p.read_text())}
     assert len(named) > 20
     assert not named - words

@@ -6,8 +6,9 @@ constants are of. The model, which is
 ffi/cuda/sm90/cost.cc itself with its constants as variables, is compiled, and a random walk changes a few constants
 at a time for what its choices lose against the best configuration of each product, and for how far its times are from
 those measured. The launch is set last, so that small products take on average what is expected of them, as `auto`
-holds these times to other kernels' and XLA's. What comes out are the lines of cost.cc, the same for the same timings,
-steps and seed. Judge them by products of another seed: python benchmarks/fit.py nvidia-h200/regret --steps 0
+holds these times to other kernels' and XLA's. What comes out is cost_constants.h beside cost.cc (--write), the same
+for the same timings, steps and seed. Judge it by products of another seed: python benchmarks/fit.py
+nvidia-h200/regret --steps 0
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import ctypes
 import math
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -28,14 +28,15 @@ from jaxgemm.measure import configurations, report
 from jaxgemm.measure.configurations import Product
 from jaxgemm.roofline import KNOWN_DEVICES, DeviceLimits
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cost_constants
+
 _ROOT = Path(__file__).resolve().parent.parent
 _MODEL = "ffi/cuda/sm90/cost.cc"
 _TABLE = _ROOT / "benchmarks/results/sm90_configurations.json"
 _SOURCE = "nvidia-h200/fit"
 _FITTED = KNOWN_DEVICES["NVIDIA H200"]  # whose rates the constants are
 
-_SCALAR = re.compile(r"^constexpr double (k\w+) = ([-\d.e]+);", re.MULTILINE)
-_ARRAY = re.compile(r"^constexpr double (k\w+)\[\] = \{([^}]*)\};", re.MULTILINE)
 #: Weight of the squared logarithm of a constant's change, so that one of which timings say nothing stays as it is.
 _PULL = 3e-4
 #: Products of fewer microseconds are mostly launch.
@@ -63,7 +64,7 @@ struct Product {
 std::vector<Product> products;
 
 double expected(const Product& of, const Config& c) {
-  return cost(of.problem, Shape(of.problem, c.swap), kTiles[c.tile], c, of.machine);
+  return cost(of.problem, Shape(of.problem, c.swap), kTiles[c.tile], c, of.machine).total;
 }
 }  // namespace
 
@@ -90,8 +91,8 @@ int add_timing(const int64_t* o, double us) {
   for (int tile = 0; tile < kPlainTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
     if (t.tile_m != o[kTileM] || t.tile_n != o[kTileN] || int64_t(t.schedule) != o[kSchedule]) continue;
-    if (t.blocks != o[kBlocks] || t.realigns() != (o[kUnaligned] == int64_t(Unaligned::kRealigned))) continue;
-    if (t.eighths() != (o[kRows] == int64_t(TileRows::kEighth))) continue;
+    if (t.blocks != o[kBlocks] || t.realigns != (o[kUnaligned] == 2)) continue;
+    if (t.every_eighth != (o[kEveryEighth] == 2)) continue;
     Product& product = products.back();
     product.timings.push_back({{tile, int(o[kClusterM]), int(o[kClusterN]), int(o[kSplitK]), o[kSwap] == 2,
                                 int(o[kGroup]), Grid(o[kGrid]), Reduction(o[kReduction])},
@@ -135,35 +136,14 @@ double loss(double weight, double* smooth) {
 """
 
 
-def variable(source: str) -> tuple[str, list[str], list[float]]:
-    """The model with its constants as references into an array, their names, and their values."""
-    names: list[str] = []
-    values: list[float] = []
-
-    def scalar(match: re.Match[str]) -> str:
-        names.append(match[1])
-        values.append(float(match[2]))
-        return f"double& {match[1]} = fitted[{len(names) - 1}];"
-
-    def array(match: re.Match[str]) -> str:
-        first = len(names)
-        for i, value in enumerate(match[2].split(",")):
-            names.append(f"{match[1]}[{i}]")
-            values.append(float(value))
-        return f"double* const {match[1]} = fitted + {first};"
-
-    begin = source.index("// Rates are per microsecond")
-    end = source.index("\n\n", begin)
-    constants = _ARRAY.sub(array, _SCALAR.sub(scalar, source[begin:end]))
-    declared = f"double fitted[] = {{{', '.join(map(repr, values))}}};\n"
-    return source[:begin] + declared + constants + source[end:], names, values
-
-
 def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
     """The model as a library, and the names of its constants; RuntimeError where it does not compile."""
-    text, names, _ = variable((_ROOT / _MODEL).read_text())
+    constants = cost_constants.values(cost_constants.FILE.read_text())
+    names, _ = cost_constants.flat(constants)
     source, library = folder / "model.cc", folder / "libmodel.so"
-    source.write_text(text + CODE)
+    source.write_text((_ROOT / _MODEL).read_text() + CODE)
+    # The model includes the file of this name that lies beside it.
+    (folder / cost_constants.FILE.name).write_text(cost_constants.variables(constants))
     flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", f"-I{(_ROOT / _MODEL).parent}"]
     compiler = shutil.which("g++")
     if compiler is None:
@@ -245,22 +225,6 @@ def launch_offset(model: ctypes.CDLL, found: Sequence[Sequence[float]]) -> float
     return sum(late) / len(late) if late else 0.0
 
 
-def lines(names: Sequence[str], values: Sequence[float]) -> list[str]:
-    """The constants as cost.cc has them, with four digits."""
-
-    def text(value: float) -> str:
-        power = next((p for p in (10, 6, 3) if value >= 10 ** (p if p > 3 else 4)), 0)
-        return f"{value / 10**power:.4g}" + (f"e{power}" if power else "")
-
-    out: dict[str, list[str]] = {}
-    for name, value in zip(names, values, strict=True):
-        out.setdefault(name.partition("[")[0], []).append(text(value))
-    return [
-        f"constexpr double {name}{'[] = {' + ', '.join(v) + '}' if len(v) > 1 else ' = ' + v[0]};"
-        for name, v in out.items()
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -269,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20000, help="of the walk (default 20000); 0 only judges")
     parser.add_argument("--weight", type=float, default=1.0, help="of the error of expected times (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the walk (default 1)")
+    parser.add_argument("--write", action="store_true", help="cost_constants.h, rather than print what has changed")
     parser.add_argument("--only", default="", help="beginnings of constants' names, by commas: the others stay")
     options = parser.parse_args(arguments)
     try:
@@ -304,7 +269,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"fitted: {judged()}")
             if not options.only:
                 model.constants()[names.index("kLaunch")] += launch_offset(model, found)
-            print("\n".join(lines(names, [model.constants()[i] for i in range(len(names))])))
+            fitted = [model.constants()[i] for i in range(len(names))]
+            header = cost_constants.header(cost_constants.grouped(names, fitted))
+            before = cost_constants.FILE.read_text()
+            print("\n".join(line for line in header.splitlines() if line not in before.splitlines()))
+            if options.write:
+                cost_constants.FILE.write_text(header)
     return 0
 
 

@@ -50,7 +50,7 @@ RULES = {
     "vectors": "One vector, or a few, and a matrix.",
     "large": "Aligned products of 10¹² multiply-adds and more.",
     "realigned": "Few rows, and weights whose rows begin anywhere, by each tile that realigns them and by the model.",
-    "odd_rows": "Rows of A that begin anywhere: copied (`rows=1`), by tiles of every eighth row, or by the model.",
+    "odd_rows": "Rows of A that begin anywhere: copied (`every_eighth=1`), by tiles of every eighth row, or as chosen.",
     "unaligned_fp32": "Rows that begin anywhere in fp32 at precision HIGHEST, by the choice of the model of its day.",
 }
 COLUMNS = ("suite", "kernel", "products", "of the faster path", "of the default path", "lowest", "at", "measured")

@@ -300,7 +300,7 @@ RULES: dict[str, Suite] = {
     # aligned products of 10^12 multiply-adds and more
     "large": Suite(_stored("nvidia-h200", "large"), ("auto", "sm90")),
     "realigned": Suite(_REALIGNED, (*_REALIGNING, "sm90")),
-    "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:rows=1", "sm90:rows=2")),
+    "odd_rows": Suite(_ODD_ROWS, ("sm90", "sm90:every_eighth=1", "sm90:every_eighth=2")),
     # fp32 at precision HIGHEST, of rows that begin anywhere
     "unaligned_fp32": Suite(_stored("nvidia-h100-80gb-hbm3", "unaligned_fp32"), ("auto", "simt")),
 }

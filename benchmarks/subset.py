@@ -1,7 +1,7 @@
 """Which of a kernel's tiles are worth their code: what smaller sets of them lose against all, by timings there are.
 
     python benchmarks/subset.py
-    python benchmarks/subset.py --cost 16 --cost 8:tile_n=112 --cost 8:tile_n=144 --cost 4:rows=2 --keep tile_n=256
+    python benchmarks/subset.py --cost 16 --cost 8:tile_n=112 --cost 8:tile_n=144 --cost 4:every_eighth=2
     python benchmarks/subset.py --drop tile_m=192 --stop 99 --worst 20
     python benchmarks/subset.py nvidia-h200/regret nvidia-h200/choices
 
@@ -12,7 +12,7 @@ for what it costs; then one in the set and one outside change places as long as 
 above: not every configuration of a tile was timed, and where none of a set's was it loses as much as --cap says. An
 option that a source is too old to know is 1.
 
-A TILES argument names tiles by values of their options, as tile_m=128,rows=2: all those that have these values.
+A TILES argument names tiles by values of their options, as tile_m=128,every_eighth=2: all those that have these values.
 """
 
 from __future__ import annotations

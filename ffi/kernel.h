@@ -45,10 +45,18 @@ struct Option {
   std::span<const int64_t> values;  // the values allowed; the first is the default
 };
 
-// A value for each of a kernel's options, and the device time that the kernel's own cost model expects of it.
+// A part of a time that a cost model expects.
+struct TimePart {
+  const char* name;
+  double microseconds;
+};
+
+// A value for each of a kernel's options, and the device time that the kernel's own cost model expects of it,
+// with the parts that it is the sum of; none where the model has no parts.
 struct Candidate {
   std::vector<int64_t> config;
   double microseconds;
+  std::vector<TimePart> parts = {};
 };
 
 // An option held at a value.

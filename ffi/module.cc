@@ -109,17 +109,20 @@ std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
   return {"", static_cast<int64_t>(entry->workspace ? entry->workspace(problem) : 0)};
 }
 
-// (option values, predicted microseconds) of each candidate, best first; empty without a cost model.
-std::vector<std::pair<std::vector<int64_t>, double>> candidates(const PythonCall& call, int arch,
-                                                                int sm_count, double bandwidth) {
-  std::vector<std::pair<std::vector<int64_t>, double>> out;
+// (option values, predicted microseconds, their parts by name) of each candidate, best first; empty without a
+// cost model.
+nb::list candidates(const PythonCall& call, int arch, int sm_count, double bandwidth) {
+  nb::list out;
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
   if (!call.decode(problem, entry).ok() || !library().unsupported_reason(*entry, problem, arch).empty())
     return out;
   if (!entry->candidates) return out;
-  for (Candidate& c : entry->candidates(problem, Machine{sm_count, bandwidth}))
-    out.emplace_back(std::move(c.config), c.microseconds);
+  for (const Candidate& c : entry->candidates(problem, Machine{sm_count, bandwidth})) {
+    nb::dict parts;
+    for (const TimePart& part : c.parts) parts[part.name] = part.microseconds;
+    out.append(nb::make_tuple(c.config, c.microseconds, parts));
+  }
   return out;
 }
 
@@ -168,8 +171,10 @@ NB_MODULE(_ffi, m) {
            nb::arg("gated") = false);
   m.def("check", &jaxgemm::check, nb::arg("call"), nb::arg("arch"),
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
-  m.def("candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),
-        nb::arg("bandwidth"),
-        "(option values, predicted microseconds) of each configuration, best first; empty without a cost "
-        "model. The bandwidth is in bytes per second, 0 where it is not known.");
+  m.def(
+      "candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),
+      nb::arg("bandwidth"),
+      "(option values, predicted microseconds, their parts by name) of each configuration, best first; empty "
+      "without a cost model. The parts add up to the whole; there are none where the model tells none. The "
+      "bandwidth is in bytes per second, 0 where it is not known.");
 }

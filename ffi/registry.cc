@@ -84,13 +84,13 @@ constexpr Option kSm80Options[] = {{"tile", kSm80Tiles}, {"split_k", {}}};
 // What must not follow m for the order of a row's sums to be the same for every m: a split of K does. So does
 // where its steps begin. The walk over the tiles may, and what becomes of unaligned rows.
 constexpr Pin kSm80Pins[] = {{"tile", 2}, {"split_k", 1}};
-constexpr Pin kSm90Pins[] = {{"split_k", 1}, {"group", 0}, {"unaligned", 0}, {"rows", 1}};
+constexpr Pin kSm90Pins[] = {{"split_k", 1}, {"group", 0}, {"unaligned", 0}, {"every_eighth", 1}};
 constexpr int64_t kSm90TileN[] = {0, 16, 32, 64, 96, 112, 128, 144, 160, 192, 224, 256};
 constexpr Option kSm90Options[] = {{"tile_m", kSm90TileM}, {"tile_n", kSm90TileN}, {"schedule", kUpTo2},
                                    {"cluster_m", kUpTo4},  {"cluster_n", kUpTo4},  {"split_k", {}},
                                    {"swap", kUpTo2},       {"group", {}},          {"grid", kUpTo2},
                                    {"reduction", kUpTo2},  {"blocks", kUpTo2},     {"unaligned", kUpTo2},
-                                   {"rows", kUpTo2}};
+                                   {"every_eighth", kUpTo2}};
 
 constexpr KernelEntry kTable[] = {
     {.name = "host",

@@ -94,7 +94,7 @@ def candidates(kernel: Kernel, config: tuple[int, ...], problem: Problem, device
     ``config`` fixes the options that are not 0 in it.
     """
     found = ffi.candidates(_call(kernel, config, problem), device.arch, device.sm_count, device.bandwidth)
-    return [Candidate(tuple(values), microseconds) for values, microseconds in found]
+    return [Candidate(tuple(values), us, parts=tuple(parts.items())) for values, us, parts in found]
 
 
 def _call(kernel: Kernel, config: tuple[int, ...], problem: Problem) -> Any:

@@ -50,10 +50,10 @@ SM90: tuple[dict[str, int], ...] = (
     {"tile_m": 128, "tile_n": 128, "unaligned": 2, "swap": 2},
 )
 EIGHTHS: tuple[dict[str, int], ...] = (
-    {"rows": 2, "tile_m": 128, "tile_n": 256, "cluster_m": 1, "cluster_n": 1},
-    {"rows": 2, "tile_m": 128, "tile_n": 128},
-    {"rows": 2, "tile_m": 64, "tile_n": 192},
-    {"rows": 2, "tile_m": 64, "tile_n": 192, "cluster_m": 2, "cluster_n": 2},
+    {"every_eighth": 2, "tile_m": 128, "tile_n": 256, "cluster_m": 1, "cluster_n": 1},
+    {"every_eighth": 2, "tile_m": 128, "tile_n": 128},
+    {"every_eighth": 2, "tile_m": 64, "tile_n": 192},
+    {"every_eighth": 2, "tile_m": 64, "tile_n": 192, "cluster_m": 2, "cluster_n": 2},
 )
 SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")

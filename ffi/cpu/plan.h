@@ -76,6 +76,59 @@ inline double shape_cost(Shape s, int lanes, int64_t x, int64_t y) {
          static_cast<double>(ceil_div(y, s.vectors * lanes));
 }
 
+// Chooses the shape that costs least, and whether operands are swapped. The first shape is the best for large
+// extents: another must be clearly better.
+inline void choose_shape(const GemmProblem& p, std::span<const Shape> shapes, int lanes, Plan* plan) {
+  double best = shape_cost(shapes[0], lanes, p.m, p.n);
+  for (bool swapped : {false, true}) {
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const double cost = shape_cost(shapes[i], lanes, swapped ? p.n : p.m, swapped ? p.m : p.n);
+      if (cost < 0.95 * best) {
+        best = cost;
+        plan->swapped = swapped;
+        plan->shape = static_cast<int>(i);
+      }
+    }
+  }
+}
+
+// Cuts D into blocks: as large as the caches take, but enough of them to keep the threads busy to the end.
+// Blocks are multiples of rows x width, at most most_y along y.
+inline void cut_blocks(const GemmProblem& p, int64_t rows, int64_t width, int64_t most_y, int64_t threads,
+                       Plan* plan) {
+  // A result costs about as much as some products, so that even k = 0 counts as work.
+  const double macs = double(p.m) * double(p.n) * (double(p.k) + 16) * double(p.batch_count());
+  constexpr double kTaskMacs = 1e5;  // some microseconds: less is not worth another thread
+  const int64_t wanted = threads == 1
+                             ? 1
+                             : static_cast<int64_t>(std::clamp(macs / kTaskMacs, 1.0,
+                                                               (macs < 1e8 ? 2.0 : 4.0) * double(threads)));
+  const auto even = [](int64_t extent, int64_t most, int64_t multiple) {
+    const int64_t parts = ceil_div(extent, most);
+    return ceil_div(ceil_div(extent, parts), multiple) * multiple;
+  };
+  for (int64_t most_x = kMaxBlockX;;) {
+    plan->block_x = even(plan->x.extent, most_x, rows);
+    plan->block_y = even(plan->y.extent, most_y, width);
+    plan->blocks_x = ceil_div(plan->x.extent, plan->block_x);
+    plan->blocks_y = ceil_div(plan->y.extent, plan->block_y);
+    plan->units = plan->blocks_x * plan->blocks_y * p.batch_count();
+    if (plan->units >= wanted) break;
+    // Cut the longer side of a block: packing costs least for square ones.
+    const bool can_x = plan->block_x >= 2 * 8 * rows, can_y = plan->block_y >= 2 * 2 * width;
+    if (!can_x && !can_y) break;
+    if (can_y && (!can_x || plan->block_y >= plan->block_x))
+      most_y = plan->block_y / 2;
+    else
+      most_x = plan->block_x / 2;
+  }
+  // Small blocks share a task, as long as there remain enough tasks.
+  const double shared =
+      std::min(double(plan->units) / double(wanted), 10 * kTaskMacs * double(plan->units) / macs);
+  plan->units_per_task = wanted == 1 ? plan->units : std::max<int64_t>(1, static_cast<int64_t>(shared));
+  plan->tasks = ceil_div(plan->units, plan->units_per_task);
+}
+
 // `lanes`: accumulators in a vector. `in_place`: elements are multiplied as they are stored, so that an
 // operand can be read without packing. `threads` is what the machine can run at once.
 inline Plan make_plan(const GemmProblem& p, const GemmBuffers& buffers, std::span<const Shape> shapes,
@@ -88,60 +141,15 @@ inline Plan make_plan(const GemmProblem& p, const GemmBuffers& buffers, std::spa
   };
   plan.x = side(p.a, buffers.a, p.m, !p.a.transposed);
   plan.y = side(p.b, buffers.b, p.n, p.b.transposed);
-
-  // The first shape is the best for large extents: another must be clearly better.
-  double best = shape_cost(shapes[0], lanes, p.m, p.n);
-  for (bool swapped : {false, true}) {
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const double cost = shape_cost(shapes[i], lanes, swapped ? p.n : p.m, swapped ? p.m : p.n);
-      if (cost < 0.95 * best) {
-        best = cost;
-        plan.swapped = swapped;
-        plan.shape = static_cast<int>(i);
-      }
-    }
-  }
+  choose_shape(p, shapes, lanes, &plan);
   if (plan.swapped) std::swap(plan.x, plan.y);
-  // A y that is read once along k goes by as a stream of whole rows, all of k before the next ones: the last
-  // shape can transpose it on the way.
+  // A y that is read once along k is streamed in whole rows, all of k before the next ones: the last shape
+  // can transpose it on the way.
   const bool stream = in_place && plan.y.stride != 1 && plan.x.extent <= shapes.back().rows;
   if (stream) plan.shape = static_cast<int>(shapes.size()) - 1;
   const int64_t rows = shapes[plan.shape].rows;
   const int64_t width = int64_t(shapes[plan.shape].vectors) * lanes;
-
-  // Blocks: as large as the caches take, but enough of them to keep the threads busy to the end.
-  // A result costs about as much as some products, so that even k = 0 counts as work.
-  const double macs = double(p.m) * double(p.n) * (double(p.k) + 16) * double(p.batch_count());
-  constexpr double kTaskMacs = 1e5;  // some microseconds: less is not worth another thread
-  const int64_t wanted = threads == 1
-                             ? 1
-                             : static_cast<int64_t>(std::clamp(macs / kTaskMacs, 1.0,
-                                                               (macs < 1e8 ? 2.0 : 4.0) * double(threads)));
-  const auto even = [](int64_t extent, int64_t most, int64_t multiple) {
-    const int64_t parts = ceil_div(extent, most);
-    return ceil_div(ceil_div(extent, parts), multiple) * multiple;
-  };
-  int64_t most_x = kMaxBlockX, most_y = stream && p.k > kDepth ? width : kMaxBlockY;
-  for (;;) {
-    plan.block_x = even(plan.x.extent, most_x, rows);
-    plan.block_y = even(plan.y.extent, most_y, width);
-    plan.blocks_x = ceil_div(plan.x.extent, plan.block_x);
-    plan.blocks_y = ceil_div(plan.y.extent, plan.block_y);
-    plan.units = plan.blocks_x * plan.blocks_y * p.batch_count();
-    if (plan.units >= wanted) break;
-    // Cut the longer side of a block: packing costs least for square ones.
-    const bool can_x = plan.block_x >= 2 * 8 * rows, can_y = plan.block_y >= 2 * 2 * width;
-    if (!can_x && !can_y) break;
-    if (can_y && (!can_x || plan.block_y >= plan.block_x))
-      most_y = plan.block_y / 2;
-    else
-      most_x = plan.block_x / 2;
-  }
-  // Small blocks share a task, as long as there remain enough tasks.
-  const double shared =
-      std::min(double(plan.units) / double(wanted), 10 * kTaskMacs * double(plan.units) / macs);
-  plan.units_per_task = wanted == 1 ? plan.units : std::max<int64_t>(1, static_cast<int64_t>(shared));
-  plan.tasks = ceil_div(plan.units, plan.units_per_task);
+  cut_blocks(p, rows, width, stream && p.k > kDepth ? width : kMaxBlockY, threads, &plan);
 
   // Packing pays when a panel is used often enough, or does not lie well in memory.
   if (in_place) {

@@ -27,14 +27,14 @@ inline bool lines_aligned(const Matrix& x, int64_t lines) {
   return (lines <= 1 || x.ld % wide == 0) && x.batch_stride[0] % wide == 0 && x.batch_stride[1] % wide == 0;
 }
 
-// Activations of little code, and none of it a loop: kernels have them apart from the others.
-constexpr bool usual(Activation activation) {
+// Activations whose code is short and has no loop. Kernels have code for these apart from the others.
+constexpr bool has_short_code(Activation activation) {
   return activation == Activation::kNone || activation == Activation::kRelu ||
          activation == Activation::kGelu || activation == Activation::kSilu;
 }
 
 // Those of them that take as few instructions as a bias.
-constexpr bool little(Activation activation) {
+constexpr bool is_trivial(Activation activation) {
   return activation == Activation::kNone || activation == Activation::kRelu;
 }
 

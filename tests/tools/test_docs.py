@@ -76,3 +76,26 @@ def test_links(page):
 def test_links_are_found():
     assert LINK.findall("[a `b`](c.md#d), ![e\nf](g.svg)") == ["c.md#d", "g.svg"]
     assert "should-i-use-it" in anchors(ROOT / "README.md")
+
+
+#: What pages may name in backticks without a folder, beside what the repository's root has.
+FOLDERS = {"docs/sm90.md": ("", "ffi/cuda/sm90")}
+FILE = re.compile(r"`([\w./]+\.(?:h|cc|cu|cuh|cu\.in|inc|py|md|json))`")
+
+
+@pytest.mark.parametrize("page", FOLDERS)
+def test_files_that_are_named_exist(page):
+    named = FILE.findall((ROOT / page).read_text())
+    assert named
+    missing = [name for name in named if not any((ROOT / folder / name).is_file() for folder in FOLDERS[page])]
+    assert not missing
+
+
+def test_names_of_the_engine_are_its_own():
+    """Every name in backticks on the engine's page is one of the sources."""
+    text = re.sub(r"```.*?```", "", (ROOT / "docs/sm90.md").read_text(), flags=re.S)
+    named = {word for code in re.findall(r"`([\w:]+)`", text) for word in code.split("::")}
+    sources = [p for p in (ROOT / "ffi").rglob("*") if p.suffix in (".h", ".cc", ".cu", ".cuh")]
+    words = {word for p in sources for word in re.findall(r"\w+", p.read_text())}
+    assert len(named) > 20
+    assert not named - words

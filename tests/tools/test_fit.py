@@ -3,6 +3,7 @@
 import ctypes
 import math
 import random
+import re
 import shutil
 from dataclasses import replace
 
@@ -95,21 +96,28 @@ def test_timings_are_of_their_own_device(script, model):
     assert library.expect(1, 0) > 1.2 * library.expect(0, 0)
 
 
-def test_its_lines_are_those_of_the_source(script):
-    source = (script._ROOT / script._MODEL).read_text()
-    _, names, values = script.variable(source)
-    assert len(names) > 50
-    for line in script.lines(names, values):
-        name = line.split()[2].removesuffix("[]")
-        (line_of_source,) = [
-            x
-            for x in source.splitlines()
-            if x.startswith(f"constexpr double {name}") and x.split()[2].removesuffix("[]") == name
-        ]
-        assert (
-            script.variable("// Rates are per microsecond\n" + line + "\n\n")[1:]
-            == (script.variable("// Rates are per microsecond\n" + line_of_source + "\n\n")[1:])
-        )
+def test_the_constants_are_what_the_script_writes(benchmark_script):
+    """The header has one source: the table of the script, and its own values."""
+    table = benchmark_script("cost_constants")
+    text = table.FILE.read_text()
+    values = table.values(text)
+    assert list(values) == [name for name, _, _ in table.CONSTANTS]
+    assert table.header(values) == text
+    names, numbers = table.flat(values)
+    assert table.grouped(names, numbers) == values
+    assert len(names) == len(set(names)) > len(values)
+    other = {name: tuple(2 * x for x in value) for name, value in values.items()}
+    written = table.flat(table.values(table.header(other)))
+    assert written[0] == names
+    assert written[1] == pytest.approx([2 * x for x in numbers], rel=1e-3)
+    with pytest.raises(ValueError, match="not those of the table"):
+        table.header({name: value for name, value in values.items() if name != "kLaunch"})
+
+
+def test_every_constant_is_used(benchmark_script):
+    table = benchmark_script("cost_constants")
+    model = (table.FILE.parent / "cost.cc").read_text()
+    assert [name for name, _, _ in table.CONSTANTS if not re.search(rf"\b{name}\b", model)] == []
 
 
 def test_the_command_judges_a_file(script, tmp_path, capsys):
@@ -128,14 +136,20 @@ def test_the_command_judges_a_file(script, tmp_path, capsys):
     with pytest.raises(SystemExit):
         script.main([*other, "0"])
     assert "no rates of an unknown device: jaxgemm.roofline knows NVIDIA" in capsys.readouterr().err
-    before = (script._ROOT / script._MODEL).read_text()
+    constants = script.cost_constants.FILE
+    before = constants.read_text()
     near = [((64, 64, 2, 1, 1, 1, 1, 1, 1, 1, 1), 2.9)]
     written(file, [product(Case(256, 256, 256, "bfloat16"), near)])
-    assert script.main([*asked, "40", "--only", "kLaunch,kTurn"]) == 0
+    assert script.main([*asked, "40", "--only", "kLaunch,kHandover"]) == 0
     changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("constexpr")]
     changed = [line.split()[2].removesuffix("[]") for line in changed if line not in before]
     assert changed
-    assert all(name.startswith(("kLaunch", "kTurn")) for name in changed)
+    assert all(name.startswith(("kLaunch", "kHandover")) for name in changed), changed
+    assert constants.read_text() == before
+    header = script.cost_constants.FILE = tmp_path / "cost_constants.h"
+    header.write_text(before)
+    assert script.main([*asked, "40", "--only", "kLaunch,kHandover", "--write"]) == 0
+    assert [line.split()[2] for line in header.read_text().splitlines() if line not in before] == changed
     with pytest.raises(SystemExit, match="2"):
         script.main([*asked, "0", "--only", "kNothing"])
     assert "no constant's name begins with kNothing" in capsys.readouterr().err

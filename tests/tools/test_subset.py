@@ -28,7 +28,7 @@ ROWS = [{64: 9, 96: 19, 128: 10}, {64: 19, 96: 9, 128: 10}, {64: 9, 96: 9, 128: 
 
 
 def test_a_product_has_the_best_time_of_each_tile(script):
-    options = ["tile_n", "rows"]  # the table is too old to know option rows
+    options = ["tile_n", "every_eighth"]  # the table is too old to know option every_eighth
     found = script.read(table(ROWS), [], options, 3, 0)
     assert [x.name for x in found] == [f"{i}x8x8 NN bf16" for i in (1, 2, 3, 4)]
     assert found[0].us == {(64, 1): 10, (96, 1): 20, (128, 1): 11}

@@ -32,9 +32,9 @@ __device__ __forceinline__ float falling_sigmoid(float x) {
 // 1 / (1 + exp(-x)).
 __device__ __forceinline__ float fast_sigmoid(float x) { return falling_sigmoid(-1.4426950408889634f * x); }
 
-// Those of usual().
+// The activations for which has_short_code() holds.
 template <int kCount>
-__device__ __forceinline__ void activate_usual(Activation activation, float (&x)[kCount]) {
+__device__ __forceinline__ void activate_short(Activation activation, float (&x)[kCount]) {
   if (activation == Activation::kRelu) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = positive_part(x[i]);
@@ -50,7 +50,8 @@ __device__ __forceinline__ void activate_usual(Activation activation, float (&x)
   }
 }
 
-// A long function of all values: four at a time, the array rotated past them, so that it stays in registers.
+// Applies a function of long code, in a loop so that its code exists once: four values at a time, and the
+// array is rotated past them, as registers cannot be indexed.
 template <int kCount, typename F>
 __device__ __forceinline__ void in_fours(float (&x)[kCount], F&& f) {
 #pragma unroll 1
@@ -66,14 +67,14 @@ __device__ __forceinline__ void in_fours(float (&x)[kCount], F&& f) {
 }
 
 template <int kCount>
-__device__ __forceinline__ void activate_all(Activation activation, float (&x)[kCount]) {
+__device__ __forceinline__ void activate_any(Activation activation, float (&x)[kCount]) {
   switch (activation) {
     case Activation::kNone:
       return;
     case Activation::kRelu:
     case Activation::kGelu:
     case Activation::kSilu:
-      return activate_usual(activation, x);
+      return activate_short(activation, x);
     case Activation::kSigmoid:
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] = fast_sigmoid(x[i]);

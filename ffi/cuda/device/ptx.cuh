@@ -70,7 +70,7 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank)
 
 // Programmatic dependent launch: wait until the memory of the kernels before this one is visible, and let the
 // next one start its preamble. Both do nothing in an ordinary launch.
-// Chips before Hopper run kernels of a stream one after the other, so there is nothing to say to them.
+// Chips before Hopper do not overlap kernels of a stream, and have no such instructions.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -96,9 +96,9 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                : "memory");
 }
 
-// Loads for later. What the compiler does with a value it likes to do where the value comes from, and to take
-// one into halves there, or to convert it, waits for memory. So it sees neither what these load nor, behind
-// as_loaded(), where that came from.
+// Loads whose values are used much later. The compiler tends to convert or unpack a value right behind its
+// load, which then waits for memory. It cannot here: the loads are opaque to it, and the use goes through
+// as_loaded(), which hides where the value came from.
 __device__ __forceinline__ uint32_t load_ahead_u32(const void* from) {
   uint32_t v;
   asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(from));
@@ -114,8 +114,8 @@ __device__ __forceinline__ uint32_t as_loaded(uint32_t v) {
   return v;
 }
 
-// One access of 8 bytes. (A store through a pointer to a vector type becomes two where the compiler believes
-// to know better how the address is aligned.)
+// One access of 8 bytes. The compiler splits a store through a pointer to a vector type where it does not
+// believe the alignment.
 __device__ __forceinline__ void store_global(void* to, uint2 v) {
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
 }

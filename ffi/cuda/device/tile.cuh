@@ -257,8 +257,7 @@ class TileStream {
   bool along_k_, whole_;
 };
 
-// The same with one element a thread: no rounds and no wide accesses to choose, so one comparison is all
-// there is.
+// The same where each thread has one element: there are no rounds and no wide accesses.
 template <typename T, int kLong, int kDepth, typename Layout>
 class TileStream<T, kLong, kDepth, kLong * kDepth, 1, Layout> {
  public:
@@ -269,7 +268,7 @@ class TileStream<T, kLong, kDepth, kLong * kDepth, 1, Layout> {
     depth_at_ = x.along_k ? thread % kDepth : thread / kLong;
     shared_at_ = along * Layout::kLongStride + depth_at_ * Layout::kDepthStride;
     next_ = x.at_batch(batch) + (first + along) * (x.along_k ? x.ld : 1) + depth_at_ * k_stride_;
-    if (first + along >= extent) depth_at_ = kDepth;  // at no depth is there anything
+    if (first + along >= extent) depth_at_ = kDepth;  // outside of the operand: beyond every depth, so zero
   }
 
   __device__ __forceinline__ void fetch(int64_t k_left) {

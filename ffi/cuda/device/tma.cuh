@@ -24,7 +24,7 @@ __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap
       : "memory");
 }
 
-// A tile of a result's kind.
+// Loads a box of a tensor of rank 3, such as C.
 __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
                                          int column, int row, int batch) {
   asm volatile(
@@ -34,8 +34,8 @@ __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap
       : "memory");
 }
 
-// The first into every block of the cluster whose bit is set in `mask`, at the same shared-memory offset;
-// each receiving block's own barrier counts the bytes.
+// Loads a box of an operand into every block of the cluster whose bit is set in `mask`, at the same
+// shared-memory offset. Each receiving block's own barrier counts the bytes.
 __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const CUtensorMap* map,
                                                    uint32_t barrier, int inner, int outer, int batch1,
                                                    int batch0, uint16_t mask) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const C
       : "memory");
 }
 
-// Either, as is known when the code is compiled.
+// tma_load_multicast or, without kMulticast, tma_load.
 template <bool kMulticast>
 __device__ __forceinline__ void load_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
                                          int inner, int outer, int batch1, int batch0, uint16_t mask) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t sourc
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until at most kPending of this thread's committed stores still read shared memory.
+// Waits until at most kPending of this thread's committed stores still read shared memory.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");

@@ -30,18 +30,18 @@ __device__ __forceinline__ void wgmma_pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Operand tiles are 64 elements of k deep:
-//  kK:  row r at byte 128 r, in the 128-byte swizzle; groups of 8 rows repeat every 1024 bytes (stride
-//  offset). kMN: blocks of kBlock rows, each 64 k-lines of kBlock elements in the swizzle as wide as a line:
-//  8 k repeat at the
-//       stride offset, the next block of rows follows at the leading offset.
-// Addresses and offsets count 16-byte units.
+// The layout of an operand tile of 64 elements of k, and its descriptors. Addresses and offsets count 16-byte
+// units.
+//  K-major: row r lies at byte 128 r, in the 128-byte swizzle. Groups of 8 rows follow at the stride offset.
+//  MN-major: blocks of kBlock rows, each of 64 lines (one for each k) of kBlock elements, in the swizzle that
+//  is
+//    as wide as a line. Groups of 8 lines follow at the stride offset, the next block at the leading offset.
 template <Major kMajor, int kBlock = 64>
 struct OperandTile {
   static_assert(kBlock == 64 || (kBlock == 32 && kMajor == Major::kMN));
   static constexpr uint32_t kLine = 2 * kBlock / 16;
-  static constexpr uint32_t kRows64 = 64 * 128 / 16;                                // 64 rows on
-  static constexpr uint32_t kStepK16 = kMajor == Major::kK ? 32 / 16 : 16 * kLine;  // 16 of k on
+  static constexpr uint32_t kRows64 = 64 * 128 / 16;                                // to the next 64 rows
+  static constexpr uint32_t kStepK16 = kMajor == Major::kK ? 32 / 16 : 16 * kLine;  // to the next 16 of k
 
   __device__ static __forceinline__ uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = uint64_t(kBlock == 64 ? 1 : 2) << 62;
@@ -51,8 +51,8 @@ struct OperandTile {
   }
 };
 
-// A tile further on: no address reaches the fields above it, and half the arithmetic of 64 bits between two
-// wgmmas is worth having.
+// The descriptor of a tile `units` further on. Only the lower half is added to, as no address overflows its
+// field: that takes half the instructions of a 64-bit addition, and they stand between two wgmmas.
 __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t units) {
   return descriptor >> 32 << 32 | (static_cast<uint32_t>(descriptor) + units);
 }
@@ -99,7 +99,8 @@ struct Wgmma;
 #define JAXGEMM_REGS120 JAXGEMM_REGS112, JAXGEMM_REGS(112)
 #define JAXGEMM_REGS128 JAXGEMM_REGS120, JAXGEMM_REGS(120)
 
-// Of N columns, COUNT registers of a thread, and what the operands that follow these are called.
+// The instruction for N columns, whose accumulators are COUNT registers of a thread. A, B, ACC, TA and TB are the
+// numbers of the operands that follow these registers.
 #define JAXGEMM_WGMMA_TYPE(In, ptx, N, COUNT, A, B, ACC, TA, TB)                                                 \
   template <Major kMajorA, Major kMajorB>                                                                        \
   struct Wgmma<In, N, kMajorA, kMajorB> {                                                                        \

@@ -25,12 +25,11 @@ struct TileConfig {
 constexpr TileConfig kTiles[] = {{16, 32}, {32, 32}};
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
-constexpr int kChunk = 32;    // of k, that a warp loads at a time
-constexpr int kMaxDepth = 4;  // chunks of a warp on their way
+constexpr int kChunk = 32;    // values of k that a warp loads at a time
+constexpr int kMaxDepth = 4;  // chunks that a warp has in flight, at most
 
-// How a warp goes through its chunks. `depth` of them are on their way at a time; where it has no more than
-// that there is no loop, which spares the instructions of the next loads and the registers of their
-// addresses.
+// How a warp goes through its chunks. `depth` of them are in flight at a time. Where it has no more chunks
+// than that it runs code without a loop, which needs no instructions and no registers for further loads.
 struct Flow {
   int depth = 1;
   bool loops = false;
@@ -47,14 +46,15 @@ struct Flow {
   }
 };
 
-// In one wave of blocks warps have registers for many chunks on their way. In more it is other blocks that
-// are busy while one waits.
+// Where there is one wave of blocks, warps have registers for many chunks in flight. Where there are more,
+// other blocks of the multiprocessor run while one waits, so few are enough.
 constexpr Flow loop(const TileConfig& t, bool aligned, bool one_wave) {
   if (!aligned) return {one_wave ? 2 : 1, true};
   return {one_wave ? (t.m < 32 ? 4 : 3) : 2, true};
 }
 
-// For `steps` chunks of a warp, which is what the first has. Compiled are those that this can give.
+// The flow for `steps` chunks of a warp, as many as the first warp has. Kernels are compiled for all flows
+// that this returns.
 constexpr Flow flow_of(const TileConfig& t, bool aligned, bool one_wave, int64_t steps) {
   if (steps <= 2) return {steps <= 1 ? 1 : 2, false};
   if (steps <= 4 && aligned && one_wave) return {4, false};
@@ -69,15 +69,18 @@ constexpr bool compiled(const TileConfig& t, bool aligned, Flow flow) {
   return false;
 }
 
-// What is done to sums. Packed: alpha is all there is, and results of 16 bits are stored in aligned groups of
-// four; activated: these, with a bias and one of the usual activations; plain: alpha is all there is. What
-// else there may be is long, and instructions are cold when a kernel starts, so each has code of its own.
+// What is done to sums. Each has code of its own: when a kernel starts its instructions are not cached, so
+// the code that runs should lie together.
+//  kPacked: times alpha, to 16-bit results that are stored in aligned groups of four.
+//  kActivated: the same with a bias and an activation of short code.
+//  kPlain: times alpha, to any results.
+//  kFull: everything else.
 enum class Finish : uint8_t { kPacked, kActivated, kPlain, kFull };
 
 // Blocks along the second and third extent of a grid: rows of tiles, and the batch.
 constexpr int64_t kMaxBlocks = 65535;
 
-// What takes the place of a tile that operands do not fit: the same sums, in the same order.
+// The tile that takes the place of one that operands do not fit. Its sums are the same, in the same order.
 constexpr int kFallback = 1;
 
 // Positions in GemmProblem::config. 0 leaves the choice to the model.
@@ -91,10 +94,10 @@ struct Config {
 // Whether both operands are made of 16-byte vectors, if they begin with one.
 bool made_of_vectors(const GemmProblem& p);
 
-// What is done to sums, where the result and the bias begin at a multiple of 8 bytes and where they do not.
+// What is done to sums. `aligned`: the result and the bias begin at a multiple of 8 bytes.
 Finish finish_of(const GemmProblem& p, bool aligned);
 
-// How warps go through K, with the tile and the alignment that there are.
+// How warps go through K. `aligned`: both operands are aligned vectors.
 Flow flow_of(const GemmProblem& p, const Config& config, bool aligned, int sm_count);
 
 struct RankedConfig {

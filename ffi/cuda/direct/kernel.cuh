@@ -184,7 +184,7 @@ class PackedResults {
       y[1] += first.y;
       y[2] += second.x;
       y[3] += second.y;
-      activate_usual(p_.result.to_in.activation, y);
+      activate_short(p_.result.to_in.activation, y);
     }
     store_global(p_.result.to_in.d + index_ + int64_t(row) * p_.n + col,
                  make_uint2(pack<In>(y[0], y[1]), pack<In>(y[2], y[3])));

@@ -77,7 +77,7 @@ Finish finish_of(const GemmProblem& p, bool aligned) {
   const bool packed = aligned && p.d != DType::kF32 && p.n % 4 == 0;
   if (!p.has_c && !p.has_bias && p.activation == Activation::kNone)
     return packed ? Finish::kPacked : Finish::kPlain;
-  return packed && !p.has_c && usual(p.activation) ? Finish::kActivated : Finish::kFull;
+  return packed && !p.has_c && has_short_code(p.activation) ? Finish::kActivated : Finish::kFull;
 }
 
 Flow flow_of(const GemmProblem& p, const Config& c, bool aligned, int sms) {

@@ -53,21 +53,15 @@ __device__ __forceinline__ void multiply(typename Tile::Acc (&acc)[Tile::TM][Til
   }
 }
 
-// The sums over k values of K. Every `chunk` stages they go home and start again from zero, so that a
-// rounding error is one of a short sum's.
+// Asks for the first stages, all of the ring but one. Where K is no multiple of a stage the first is the
+// partial one.
 template <typename Tile, typename CopyA, typename CopyB>
-__device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][Tile::TN], CopyA& copy_a,
-                                           CopyB& copy_b, int64_t k, uint32_t chunk, const Place<Tile>& place,
-                                           typename Tile::Acc* shared, HomeOf<Tile>& home) {
-  using Acc = typename Tile::Acc;
-  constexpr int kStages = Tile::kStages, BK = Tile::BK;
-  constexpr int kStage = Tile::kStageA + Tile::kStageB;
-  constexpr int kGroupA = Tile::kLanesM * Tile::kVec, kGroupB = Tile::kLanesN * Tile::kVec;
-  const int64_t tiles = (k + BK - 1) / BK;
-
+__device__ __forceinline__ void fill_ring(CopyA& copy_a, CopyB& copy_b, int64_t k, int64_t tiles,
+                                          typename Tile::Acc* shared) {
+  constexpr int BK = Tile::BK;
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    Acc* stage = shared + s * kStage;
+  for (int s = 0; s < Tile::kStages - 1; ++s) {
+    typename Tile::Acc* stage = shared + s * (Tile::kStageA + Tile::kStageB);
     if (s < tiles) {
       if (s == 0 && k % BK != 0) {
         const int valid = static_cast<int>(k % BK);
@@ -86,6 +80,35 @@ __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][T
     }
     cp_async_commit();
   }
+}
+
+// Moves to the next stage: the stage that was read is the next to be written. Afterwards every thread has
+// read all of the old one, and the new one is complete.
+template <typename Tile, typename CopyA, typename CopyB>
+__device__ __forceinline__ void next_stage(CopyA& copy_a, CopyB& copy_b, const typename Tile::Acc*& read,
+                                           typename Tile::Acc*& write, typename Tile::Acc* shared) {
+  constexpr int kStage = Tile::kStageA + Tile::kStageB;
+  copy_a.finish(write);
+  copy_b.finish(write + Tile::kStageA);
+  write = const_cast<typename Tile::Acc*>(read);
+  read = read == shared + (Tile::kStages - 1) * kStage ? shared : read + kStage;
+  cp_async_wait<Tile::kStages - 2>();
+  __syncthreads();
+}
+
+// The sums over k values of K. Every `chunk` stages they are added to the sums so far and start again from
+// zero, so that a rounding error is that of a short sum.
+template <typename Tile, typename CopyA, typename CopyB>
+__device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][Tile::TN], CopyA& copy_a,
+                                           CopyB& copy_b, int64_t k, uint32_t chunk, const Place<Tile>& place,
+                                           typename Tile::Acc* shared, HomeOf<Tile>& home) {
+  using Acc = typename Tile::Acc;
+  constexpr int kStages = Tile::kStages, BK = Tile::BK;
+  constexpr int kStage = Tile::kStageA + Tile::kStageB;
+  constexpr int kGroupA = Tile::kLanesM * Tile::kVec, kGroupB = Tile::kLanesN * Tile::kVec;
+  const int64_t tiles = (k + BK - 1) / BK;
+
+  fill_ring<Tile>(copy_a, copy_b, k, tiles, shared);
   cp_async_wait<kStages - 2>();
   __syncthreads();
 
@@ -109,13 +132,7 @@ __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][T
       for (int kk = 0; kk < Tile::kSliceK; ++kk) {
         constexpr int kLast = Tile::kSliceK - 1;
         if (kk == kLast) {
-          // Everybody has read all of this stage, and the next one is complete.
-          copy_a.finish(write);
-          copy_b.finish(write + Tile::kStageA);
-          write = const_cast<Acc*>(read);
-          read = read == shared + (kStages - 1) * kStage ? shared : read + kStage;
-          cp_async_wait<kStages - 2>();
-          __syncthreads();
+          next_stage<Tile>(copy_a, copy_b, read, write, shared);
         }
         const int next = kk == kLast ? 0 : kk + 1;
         load_shared(a[(kk + 1) % 2], read + offset_a + next * Tile::kPitchA, kGroupA);

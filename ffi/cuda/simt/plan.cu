@@ -1,46 +1,22 @@
-// The cost model. All of it is arithmetic on the problem and the tile; no list of shapes, no measurement.
-//
-// A multiprocessor issues at most four instructions a clock, and this kernel lives from filling those slots
-// with FMAs. So a block's cost is its instruction count: FMAs, fragment loads, copies, and a fixed part per
-// stage. What share of the slots is used depends on how many warps are there to hide latency, and on how busy
-// shared memory is. A block is also no faster than its copies come out of the L2, nor the whole than D and
-// the operands cross the memory bus, nor than the bytes in flight allow. The busiest multiprocessor decides.
-// Cuts along K share the work out evenly and pay with a pass over the parts' sums.
+// How a problem is run: the plan that costs least by cost.cuh.
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <numeric>
 
 #include "../../arithmetic.h"
+#include "cost.cuh"
 #include "plan.cuh"
 
 namespace jaxgemm::cuda::simt {
 namespace {
 
-// Rates of the chip the kernel was tuned on, in bytes per clock (1.98 GHz). Their ratios to the issue rate
-// are what counts, and those are alike on the other chips it runs on.
-constexpr double kMemoryRate = 2200;     // all multiprocessors together
-constexpr double kL2Rate = 42;           // per multiprocessor
-constexpr double kMemoryLatency = 1600;  // clocks under load
-constexpr double kSharedRate = 0.85;     // passes per clock that a multiprocessor's shared memory sustains
-constexpr double kLaunch = 3500;         // clocks
-constexpr double kBlockOverhead = 700;   // clocks: start, the first copies' latency, last stores
-constexpr double kWait = 2000;           // clocks: for copies that start too late, of a two-stage pipeline
-constexpr double kFirstCopies = 12;      // clocks per instruction of a warp's copies before its first FMA
-constexpr double kMixedParts = 1.3;      // parts of tiles take longer beside whole tiles than alone: measured
-constexpr double kStore = 12;            // slots for 32 results, V of a row at a time
-constexpr double kStoreOne =
-    110;                         // slots for 32 results one at a time, as rows that begin anywhere are stored
-constexpr double kApart = 0.03;  // blocks at different k share nothing in the L1
-constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
 constexpr double kL2Bytes = 40e6;         // operands that it holds beside what else is there
 constexpr double kRepackOverhead = 5000;  // clocks: a kernel before this one
 constexpr double kMostRepacked = 512e6;   // bytes of workspace
 
-// How many stages a thread sums up before that joins its sum so far; kNoChunks if all of them. An eighth of K
-// costs little whatever K is, and chunks of 256 values make the error of K = 8192 that of K = 288. They
-// follow from K and the tile alone. Tiles with slices have short sums of few values a thread, so that a trip
-// home is cheap.
+// How many stages a thread adds up before it adds that to its sum so far; kNoChunks if all of them. An eighth
+// of K costs little for every K, and chunks of 256 values make the error of K = 8192 that of K = 288. Chunks
+// follow from K and the tile alone. In tiles with slices a thread has few values of short sums, so adding
+// them is cheap.
 unsigned chunk_stages(const GemmProblem& p, const TileInfo& t, const Chip& chip) {
   const auto eighth = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.k) / 8));
   const int64_t values = std::clamp<int64_t>(eighth, t.slices > 1 ? 32 : 64, 256);
@@ -55,131 +31,6 @@ int64_t resident_blocks(const TileInfo& t, const Chip& chip, bool chunked) {
   return std::clamp<int64_t>(fit, 1, t.blocks_per_sm);
 }
 
-// Warp instructions to copy one stage of an operand of extent x.
-double copy_slots(Load load, const TileInfo& t, int x) {
-  const double elements = static_cast<double>(x) * t.bk / 32;
-  switch (load) {
-    case Load::kTranspose:
-      return elements * 2;  // the copy itself, and half of a 64-bit address
-    case Load::kRows:
-      return elements * 4;
-    case Load::kRows16:
-      return elements / t.vec * 3;
-    case Load::kConvert:
-      return elements * 5;
-  }
-  return 0;
-}
-
-// Passes through shared memory to write one stage of an operand of extent x.
-double copy_passes(Load load, const TileInfo& t, int x) {
-  const double elements = static_cast<double>(x) * t.bk / 32 * (4.0 / t.vec);
-  return load == Load::kTranspose ? elements * 4 : elements;
-}
-
-// Of a scheduler's slots, the part that `warps` warps fill.
-double utilisation(double warps) { return warps < 1 ? warps * 0.8 : warps / (warps + 0.25); }
-
-// Two demands on the same clocks: the larger where the other is small, a fifth more where they are alike.
-double contended(double x, double y) { return std::sqrt(std::sqrt(x * x * x * x + y * y * y * y)); }
-
-struct Cost {
-  const GemmProblem& p;
-  double multiprocessors;
-  double resident;
-  Load load_a, load_b;
-  double fma_clocks;  // issue slots per FMA: 2 for f64, at half rate
-
-  double traffic() const {
-    const double batch = static_cast<double>(p.batch_count());
-    const double a = static_cast<double>(p.m) * static_cast<double>(p.k) * dtype_bytes(p.a.dtype);
-    const double b = static_cast<double>(p.k) * static_cast<double>(p.n) * dtype_bytes(p.b.dtype);
-    const double d = static_cast<double>(p.m) * static_cast<double>(p.n) * dtype_bytes(p.d);
-    const auto times = [&](const Matrix& x) {
-      return (x.batch_stride[0] ? static_cast<double>(p.batch[0]) : 1.0) *
-             (x.batch_stride[1] ? static_cast<double>(p.batch[1]) : 1.0);
-    };
-    return a * times(p.a) + b * times(p.b) + d * batch * (p.has_c ? 2 : 1);
-  }
-
-  double operator()(const TileInfo& t, const Plan& plan, int64_t tiles) const {
-    const double stages = static_cast<double>(ceil_div(p.k, t.bk));
-    const double whole = static_cast<double>(plan.whole), rest = static_cast<double>(tiles - plan.whole);
-    const double ranges = static_cast<double>(plan.ranges);
-    const double range_stages = ranges > 0 ? rest * stages / ranges : stages;
-    const double warps = t.threads / 32.0;
-
-    const double fma = fma_clocks * t.bm * t.bn * t.bk / 32.0;
-    const double fragments = warps * (t.bk / t.slices) * (t.tm + t.tn) / t.vec;
-    const double copies = copy_slots(load_a, t, t.bm) + copy_slots(load_b, t, t.bn);
-    double slots = fma + fragments + copies + 40 * warps;
-    if (plan.chunk != kNoChunks) slots += warps * (t.tm * t.tn) * 2.5 / plan.chunk;
-    const bool wide = p.n % t.vec == 0 && p.activation == Activation::kNone;  // see can_be_wide
-    const double epilogue = (wide ? kStore : kStoreOne) * t.bm * t.bn / 32.0 * (1 + (t.slices - 1) / 4.0);
-    const double acc_bytes = 16.0 / t.vec;
-    const double stage_bytes = static_cast<double>((t.bm + t.bn) * t.bk) * acc_bytes;
-
-    // Passes through shared memory: two for a 128-bit load by a warp, one per row for the transposing copy.
-    const double passes = fragments * 2 + copy_passes(load_a, t, t.bm) + copy_passes(load_b, t, t.bn);
-
-    const double first_stages = std::min<double>(t.stages - 1, range_stages);
-    const double overhead =
-        kBlockOverhead + kWait / (t.stages - 1) + kFirstCopies * first_stages * copies / warps;
-
-    // `count` blocks of so many stages, side by side on one multiprocessor.
-    const auto together = [&](double count, double block_stages) {
-      const double issue = (slots * block_stages + epilogue) / (4 * utilisation(count * warps / 4));
-      const double shared = passes * block_stages / kSharedRate;
-      const double l2 = stage_bytes * block_stages / kL2Rate;
-      return count * std::max(contended(issue, shared), l2) + overhead;
-    };
-    // Parts of tiles that the ranges consist of, and those of them that a cut made.
-    const auto common = static_cast<double>(std::gcd(plan.ranges, tiles - plan.whole));
-    const double parts =
-        plan.ranges % std::max<int64_t>(tiles - plan.whole, 1) == 0 ? ranges : ranges + rest - common;
-    const double cut = std::min(parts, 2 * (ranges - common));
-    double clocks = 0;
-    if (whole + ranges <= multiprocessors * resident) {
-      const double count = std::ceil((whole + ranges) / multiprocessors);
-      clocks = together(count, range_stages);
-      if (ranges > 0) clocks *= 1 + kApart * (count - 1);
-      // A block that begins another part leaves the multiprocessor to the others meanwhile.
-      if (ranges > 0) clocks += (parts / ranges - 1) * (overhead / count + count * epilogue / 4);
-    } else {
-      // A multiprocessor gets its next block when one of its blocks is done, and some get one more than their
-      // share.
-      const auto rounds = [&](double per_sm, double block_stages) {
-        const double full = std::floor(per_sm / resident), last = per_sm - full * resident;
-        const double hidden = std::max(0.0, full - 1) * overhead * (1 - 1 / resident);
-        return full * together(resident, block_stages) + (last > 0 ? together(last, block_stages) : 0) -
-               hidden;
-      };
-      const double even = whole / multiprocessors;
-      const bool in_rounds = std::fmod(whole, multiprocessors * resident) == 0;
-      const double share =
-          resident > 1 && !in_rounds ? std::max(std::ceil(even), even + 0.3) : std::ceil(even);
-      if (ranges > 0) {
-        clocks = whole / multiprocessors / resident * together(resident, stages) +
-                 kMixedParts * rounds(std::ceil(ranges / multiprocessors) + 1, range_stages);
-      } else {
-        clocks = rounds(share, stages);
-      }
-    }
-
-    const double blocks = whole + ranges;
-    const double active = std::min(blocks, multiprocessors);
-    const double per_sm = std::min(std::ceil(blocks / multiprocessors), resident);
-    const double in_flight = active * per_sm * stage_bytes * first_stages;
-    const double memory = traffic() / std::min(kMemoryRate, in_flight / kMemoryLatency);
-    // The two overlap, but not what a block loads before its first FMA.
-    const double first = std::min(1.0, (t.stages - 1) / std::max(1.0, range_stages));
-    clocks = kLaunch + std::max(clocks, memory) + (0.2 + 0.6 * first) * std::min(clocks, memory);
-
-    if (cut > 0) clocks += kReduceOverhead + 2 * cut * t.bm * t.bn * acc_bytes / kMemoryRate;
-    return clocks;
-  }
-};
-
 int64_t tile_total(const GemmProblem& p, const TileInfo& t) {
   return ceil_div(p.m, t.bm) * ceil_div(p.n, t.bn) * p.batch_count();
 }
@@ -192,7 +43,7 @@ size_t partial_bytes(const GemmProblem& p, const Plan& plan) {
   return static_cast<size_t>(slots) * t.bm * t.bn * (16 / t.vec);
 }
 
-// Distinct products stay distinct, and those that share an operand share its copy.
+// How an operand lies once it is repacked. Where products of the batch share it they share its copy.
 Matrix repacked(const GemmProblem& p, const Matrix& x, int64_t extent, bool transposed) {
   Matrix y{.dtype = x.dtype, .transposed = transposed};
   y.ld = round_up(extent, static_cast<int64_t>(16 / dtype_bytes(x.dtype)));
@@ -219,7 +70,7 @@ struct Loads {
   Load a, b;
 };
 
-// Read and written once.
+// Clocks to repack the plan's operands, each read and written once.
 double repack_cycles(const GemmProblem& p, const Plan& plan) {
   double bytes = 0;
   if (plan.repack_a) bytes += static_cast<double>(bytes_of(p, repacked_a(p)));
@@ -267,8 +118,8 @@ Plan best_cuts(const GemmProblem& p, Plan best, const Chip& chip, size_t workspa
   };
   const int64_t rounds = tiles / wave * wave;
   if (rounds == tiles) return best;
-  // Ranges that every multiprocessor gets as many of. Ranges reach each stage of K at a different time, so
-  // all the operands must stay in the L2.
+  // As many ranges for every multiprocessor. Ranges reach each stage of K at a different time, so all
+  // operands must stay in L2.
   const bool few = cost.traffic() < kL2Bytes;
   for (int64_t r = resident; r > 0 && r * chip.multiprocessors >= tiles / 8; --r) {
     if (few) consider(0, r * chip.multiprocessors);

@@ -1,5 +1,5 @@
 // Which tiles exist for which accumulator. The kernel option "tile" counts through a list from 1; 0 leaves
-// the choice to the cost model in plan.cu.
+// the choice to the cost model in cost.cuh.
 //
 // Wide tiles read the least per FMA and narrow ones waste the least on ragged or small outputs, so there is a
 // ladder of sizes, and flat and tall shapes for outputs with one short side. 8 x 8 outputs per thread

@@ -1,6 +1,7 @@
 // C in an epilogue: the copy engine brings strips of it into the staging buffers that results leave from.
 //
-// A buffer holds a strip of C, then the results that it became, and then C of the strip after the next.
+// A warp has two buffers, which its strips use in turn. A buffer holds a strip of C, then that strip's
+// results, and when those have left, C of the next strip but one.
 #pragma once
 
 #include "../device/mbarrier.cuh"
@@ -11,7 +12,7 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Of one warp, whose lane 0 copies.
+// C for one warp. Its lane 0 issues the copies.
 template <typename E>
 class Addend {
   static constexpr int kCols = E::kStripColumns;
@@ -24,7 +25,7 @@ class Addend {
   __device__ Addend(const Params& p, uint32_t staging, uint32_t barriers)
       : p_(p), staging_(staging), barriers_(barriers) {}
 
-  // By lane 0, when the copy engine has read the results that the buffer held.
+  // Asks for C of a strip. Called by lane 0, once the copy engine has read the results that the buffer held.
   __device__ __forceinline__ void load(const Strip& s, int buffer) const {
     const uint32_t barrier = barriers_ + 8 * buffer;
     const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
@@ -33,7 +34,8 @@ class Addend {
              p_.out.swap ? row : col, p_.out.swap ? col : row, s.batch);
   }
 
-  // beta C to a lane's values of the strip, in the order of the accumulators. The buffer may be written then.
+  // Adds beta C to a lane's values of the strip, in the order of the accumulators. Afterwards the buffer is
+  // free for the strip's results.
   template <bool kSwap, int kValues>
   __device__ __forceinline__ void add(float (&x)[kValues], int buffer, int lane) {
     mbarrier_wait(barriers_ + 8 * buffer, phases_ >> buffer & 1);
@@ -57,7 +59,7 @@ class Addend {
  private:
   const Params& p_;
   uint32_t staging_, barriers_;
-  uint32_t phases_ = 0;  // of the buffers' barriers, a bit each
+  uint32_t phases_ = 0;  // a bit for each buffer: the parity of its barrier
 };
 
 }  // namespace jaxgemm::cuda::sm90

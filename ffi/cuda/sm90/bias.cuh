@@ -1,4 +1,4 @@
-// A bias in the registers of the warp that adds it.
+// A tile's bias, in the registers of the warp that adds it.
 #pragma once
 
 #include "../device/pair.cuh"
@@ -6,7 +6,8 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// What a lane adds to its values of one strip.
+// What a lane adds to its values of one strip: a value for each of its columns, or for its two rows when
+// operands are swapped.
 template <bool kSwap, int kValues>
 struct LaneBias {
   float value[kSwap ? 2 : kValues / 2];
@@ -14,9 +15,9 @@ struct LaneBias {
   __device__ __forceinline__ float of(int e) const { return value[kSwap ? e / 2 % 2 : e / 4 * 2 + e % 2]; }
 };
 
-// Of a whole tile, where it has the operands' type and pairs of columns are aligned: a pair a lane of every
-// strip, or when swapped the two of the engine's rows that a lane has in each 64. All of it is asked for
-// before the main loop, so that no strip waits for its own.
+// The bias of a whole tile, in the operands' type and aligned to pairs. A lane holds a pair of columns of
+// every strip; when operands are swapped, the values of the two rows that the lane has in each block of 64.
+// All of it is loaded before the main loop, so that no strip waits for it.
 template <typename E>
 class TileBias {
   static constexpr int kCols = E::kStripColumns, kStrips = E::kStrips;

@@ -8,37 +8,47 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-constexpr int kMaxGroup = 1 << 20;                       // tile rows that are walked together
-constexpr double kOtherWalk = 1.02;                      // what the grid's own walks are spared
-constexpr int64_t kLongSums = 16 * kTileK;               // from which on others are looked at all the same
-constexpr int64_t kMaxSplit = 256, kMaxPitch = 1 << 27;  // the latter where 8 lines are one
+constexpr int kMaxGroup = 1 << 20;  // rows of clusters that are walked together
+constexpr int64_t kMaxSplit = 256;
+// Elements from row to row of an unaligned operand that is loaded where it lies. Its tensor map has 8 rows in
+// one, whose extent is counted in 32 bits.
+constexpr int64_t kMaxPitch = 1 << 27;
 
-// The walk over the units that costs least. Where there is one wave it is along the rows or the columns, as
-// the grid says whose unit is whose, unless sums are long and another walk costs enough less.
+// Where there is one wave the grid's coordinates say which block has which tile, if the walk is along the
+// rows or the columns. Other walks then cost the kernel divisions: this factor, and they are considered only
+// where K is at least so long.
+constexpr double kDividedWalk = 1.02;
+constexpr int64_t kDividedWalkK = 16 * kTileK;
+
+// The walk over the units that costs least.
 RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c,
                        const Machine& machine) {
   const Units u(s, t, c, machine.multiprocessors);
   const int all = static_cast<int>(std::min(u.rows, double(kMaxGroup)));
-  const bool by_grid = one_wave(u.all(), u.clusters, c.cluster()), long_sums = s.k / c.split_k >= kLongSums;
+  const bool by_grid = one_wave(u.all(), u.resident, c.cluster()),
+             long_sums = s.k / c.split_k >= kDividedWalkK;
   RankedConfig best;
   double least = INFINITY;
   for (const int group : {all, 1, 8, 4, 16, 2}) {
     const bool other = by_grid && group != all && group != 1;
     if (group > all || (other && !long_sums)) continue;
     c.group = group;
-    const double time = cost(p, s, t, c, machine);
-    if (time * (other ? kOtherWalk : 1) < least) least = time * (other ? kOtherWalk : 1), best = {c, time};
+    const Cost found = cost(p, s, t, c, machine);
+    const double time = found.total * (other ? kDividedWalk : 1);
+    if (time < least) least = time, best = {c, found};
   }
   return best;
 }
 
-// The second kernel counts groups of 4 results in 31 bits.
+// Whether K may be split into partial results. The kernel that adds them counts groups of 4 results in 31
+// bits.
 bool splittable(const GemmProblem& p, const Shape& s) {
   return !p.gated && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
 }
 
-// Whether this operand can be realigned, and should be where nobody asks for it. Products of a batch must
-// begin at vectors, as their lines then lie alike.
+// Whether y, which is x here, may be shifted on its way: where it is unaligned, or the option asks for it.
+// The products of a batch must begin at multiples of 16 bytes, so that their lines have the same
+// misalignments.
 bool realignable(const GemmProblem& p, const Matrix& x) {
   for (int i = 0; i < 2; ++i) {
     if (p.batch[i] > 1 && x.batch_stride[i] % 8 != 0) return false;
@@ -46,13 +56,13 @@ bool realignable(const GemmProblem& p, const Matrix& x) {
   return x.ld <= kMaxPitch && (x.ld % 8 != 0 || fixed(p, kUnaligned));
 }
 
-// Whether tiles may have every eighth row of A, and should where nobody asks for it: where A would be copied.
-bool in_eighths(const GemmProblem& p, bool swap) {
-  const bool usual = !swap && !p.a.transposed && !p.b.transposed && p.batch_count() == 1;
-  return usual && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, kRows));
+// Whether tiles may have every eighth row of A: where A is unaligned, or the option asks for it.
+bool takes_every_eighth(const GemmProblem& p, bool swap) {
+  const bool row_major = !swap && !p.a.transposed && !p.b.transposed && p.batch_count() == 1;
+  return row_major && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, kEveryEighth));
 }
 
-// The ways to run one tile shape in one orientation.
+// All pieces of K and walks for one tile, cluster and orientation.
 void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& machine,
               std::vector<RankedConfig>* ranked) {
   const TileConfig& t = kTiles[c.tile];
@@ -63,7 +73,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
     ranked->push_back(fixed(p, kGroup) ? RankedConfig{config, cost(p, s, t, config, machine)}
                                        : best_walk(p, s, t, config, machine));
   };
-  // Where sums in a cluster are asked for, K is split there or not at all.
+  // Where the option asks for sums in a cluster, K is split there or not at all.
   const bool in_cluster = fixed(p, kReduction) == static_cast<int>(Reduction::kCluster);
   const auto slice = [&](int split) {
     if (fixed(p, kReduction) == static_cast<int>(Reduction::kWorkspace) || !t.can_slice(split)) return;
@@ -78,7 +88,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
     Config whole = c;
     whole.split_k = static_cast<int>(split);
     if (in_cluster) whole.reduction = Reduction::kCluster;
-    if (split == 1 || (!in_cluster && !t.eighths() && splittable(p, s))) rank(whole);
+    if (split == 1 || (!in_cluster && !t.every_eighth && splittable(p, s))) rank(whole);
   };
   if (fixed(p, kSplitK)) {
     const int64_t split = std::min(fixed(p, kSplitK), k_blocks);
@@ -90,8 +100,8 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
   for (const int split : {2, 4, 8}) {
     if (k_blocks / split >= 2) slice(split);
   }
-  // As many splits as fill the machine once, twice, ..., each with at least two steps; or, where K is too
-  // short for that, such as have a few steps each.
+  // As many pieces as fill the machine 1, 2, 3 or 5 times; or, where they do not fill it once, pieces of 2,
+  // 4, 8 or 16 steps. Each has at least two steps.
   std::set<int64_t> splits;
   for (const int64_t fill : {1, 2, 3, 5}) splits.insert(std::min<int64_t>(fill * sms / tiles, kMaxSplit));
   for (const int64_t steps : {2, 4, 8, 16}) {
@@ -102,44 +112,49 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
   }
 }
 
+// Whether the options that the problem fixes allow a tile, and the problem does.
+bool tile_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, bool swap) {
+  const auto allows = [&](Option option, int64_t value) {
+    return !fixed(p, option) || fixed(p, option) == value;
+  };
+  if (t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns)) return false;
+  if (!allows(kTileM, t.tile_m) || !allows(kTileN, t.tile_n) || !allows(kBlocks, t.blocks)) return false;
+  if (!allows(kSchedule, static_cast<int>(t.schedule))) return false;
+  if (!allows(kUnaligned, unaligned_of(t)) || !allows(kEveryEighth, no_or_yes(t.every_eighth))) return false;
+  if (t.needs_k_major_y() && s.y_mn_major) return false;
+  if (t.realigns && !realignable(p, swap ? p.a : p.b)) return false;
+  return !t.every_eighth || takes_every_eighth(p, swap);
+}
+
+// Whether clusters of m x n blocks may share the loads of such tiles.
+bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, int m, int n) {
+  // Each of m blocks loads whole periods of the swizzle of a K-major y.
+  if (!s.y_mn_major && t.result_n() % (8 * m) != 0) return false;
+  // Every device has room for clusters of 8. Warps that shift y do so for their own block only.
+  if (m * n > (t.realigns ? 1 : 8)) return false;
+  // Large tiles load little for what they multiply: clusters of more than two of them are considered only if
+  // the options ask for them, or where rows straddle lines of L2 and so take longer to load.
+  const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
+  const bool long_loads = !whole_lines(p.a.ld) || !whole_lines(p.b.ld);
+  if (!asked && !long_loads && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) return false;
+  const int64_t rows = t.every_eighth ? ceil_div(s.m, 8) : s.m;
+  if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(rows, t.result_m()) < m) return false;
+  return fixed(p, kClusterN) ? fixed(p, kClusterN) == n : ceil_div(s.n, t.result_n()) >= n;
+}
+
 }  // namespace
 
 std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& machine) {
   std::vector<RankedConfig> ranked;
   for (const bool swap : {false, true}) {
-    if (fixed(p, kSwap) && fixed(p, kSwap) != (swap ? 2 : 1)) continue;
+    if (fixed(p, kSwap) && fixed(p, kSwap) != no_or_yes(swap)) continue;
     const Shape s(p, swap);
     for (int tile = 0; tile < kTileCount; ++tile) {
-      const TileConfig& t = kTiles[tile];
-      if (t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns)) continue;
-      if (fixed(p, kTileM) && fixed(p, kTileM) != t.tile_m) continue;
-      if (fixed(p, kTileN) && fixed(p, kTileN) != t.tile_n) continue;
-      if (fixed(p, kBlocks) && fixed(p, kBlocks) != t.blocks) continue;
-      if (fixed(p, kSchedule) && fixed(p, kSchedule) != static_cast<int>(t.schedule)) continue;
-      if (fixed(p, kUnaligned) && fixed(p, kUnaligned) != static_cast<int>(t.unaligned)) continue;
-      if (fixed(p, kRows) && fixed(p, kRows) != static_cast<int>(t.rows)) continue;
-      if (t.along_k() && s.y_blocks) continue;
-      if (t.realigns() && !realignable(p, swap ? p.a : p.b)) continue;
-      if (t.eighths() && !in_eighths(p, swap)) continue;
-      const int64_t rows = t.eighths() ? ceil_div(s.m, 8) : s.m;
+      if (!tile_allowed(p, s, kTiles[tile], swap)) continue;
       for (const int m : {1, 2, 4}) {
-        // Of rows along k, each of m blocks loads whole periods of the swizzle.
-        if (!s.y_blocks && t.result_n() % (8 * m) != 0) continue;
         for (const int n : {1, 2, 4}) {
-          // Every device has room for 8; and what is realigned is not shared.
-          if (m * n > (t.realigns() ? 1 : 8)) continue;
-          // Large tiles load little for what they multiply: more than pairs of them are had for the asking,
-          // or where it takes long to load.
-          const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
-          const bool long_loads = !whole_lines(p.a.ld) || !whole_lines(p.b.ld);
-          if (!asked && !long_loads && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) continue;
-          if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(rows, t.result_m()) < m) continue;
-          if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.result_n()) < n) continue;
-          Config c;
-          c.tile = tile;
-          c.cluster_m = m;
-          c.cluster_n = n;
-          c.swap = swap;
+          if (!cluster_allowed(p, s, kTiles[tile], m, n)) continue;
+          Config c{.tile = tile, .cluster_m = m, .cluster_n = n, .swap = swap};
           if (fixed(p, kGroup)) c.group = static_cast<int>(fixed(p, kGroup));
           if (fixed(p, kGrid)) c.grid = static_cast<Grid>(fixed(p, kGrid));
           consider(p, s, c, machine, &ranked);
@@ -147,10 +162,28 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& mach
       }
     }
   }
-  std::stable_sort(ranked.begin(), ranked.end(), [](const RankedConfig& x, const RankedConfig& y) {
-    return x.microseconds < y.microseconds;
-  });
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const RankedConfig& x, const RankedConfig& y) { return x.cost.total < y.cost.total; });
   return ranked;
+}
+
+std::vector<int64_t> options_of(const Config& c) {
+  const TileConfig& t = kTiles[c.tile];
+  std::vector<int64_t> values(kOptionCount);
+  values[kTileM] = t.tile_m;
+  values[kTileN] = t.tile_n;
+  values[kSchedule] = static_cast<int64_t>(t.schedule);
+  values[kClusterM] = c.cluster_m;
+  values[kClusterN] = c.cluster_n;
+  values[kSplitK] = c.split_k;
+  values[kSwap] = no_or_yes(c.swap);
+  values[kGroup] = c.group;
+  values[kGrid] = static_cast<int64_t>(c.grid);
+  values[kReduction] = static_cast<int64_t>(c.reduction);
+  values[kBlocks] = t.blocks;
+  values[kUnaligned] = unaligned_of(t);
+  values[kEveryEighth] = no_or_yes(t.every_eighth);
+  return values;
 }
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,61 +1,40 @@
 // The cost model, cost.cc, and what it ranks, choose.cc.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
-#include "../../arithmetic.h"
-#include "../planning.h"
-#include "configs.h"
+#include "units.h"
 
 namespace jaxgemm::cuda::sm90 {
 
-// A product as the engine has it: where operands are swapped, the transpose of what is asked for.
-struct Shape {
-  int64_t m, n, k, batch;
-  bool x_blocks, y_blocks;  // x and y come in whole blocks of rows and columns
-
-  Shape(const GemmProblem& p, bool swap)
-      : m(swap ? p.n : p.m),
-        n(swap ? p.m : p.n),
-        k(p.k),
-        batch(p.batch_count()),
-        x_blocks(swap ? !p.b.transposed : p.a.transposed),
-        y_blocks(swap ? p.a.transposed : !p.b.transposed) {}
+// Microseconds that a configuration should take, and its parts, which add up to `total`. What runs at the
+// same time as something longer is not counted twice: `epilogue` and `memory` are what they add to what is
+// above them.
+struct Cost {
+  double launch;     // of the product's kernel, and until its first bytes arrive
+  double main_loop;  // steps of k, in waves of tiles
+  double epilogue;   // what is not hidden under other tiles' main loops
+  double memory;     // what device memory takes longer than main loops and epilogues
+  double split;      // the second kernel of a split K, and the partial results
+  double copies;     // of unaligned operands
+  double total;
 };
 
-// The units of a configuration, in rows and columns, and how many of them run at a time.
-struct Units {
-  double rows, columns, products, clusters;
+Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine);
 
-  Units(const Shape& s, const TileConfig& t, const Config& c, int sms)
-      : rows(double(unit_rows(t, s.m, c.cluster_m))),
-        columns(double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n))),
-        products(double(s.batch) * c.partials()),
-        clusters(t.blocks * std::max(1, resident_clusters(sms, c.cluster()))) {}
-
-  double all() const { return rows * columns * products; }
-  double running() const { return std::min(all(), clusters); }
-  // Those of one GPC, where blocks that follow each other in the grid run.
-  double neighbours(int cluster) const {
-    return std::max(1.0, double(kGpcBlocks) / cluster * running() / clusters);
-  }
-};
-
-// Stages of the ring that are not filled, as there is enough on its way from memory without.
+// Stages of the ring that are left empty, as the others have enough bytes in flight to keep memory busy.
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);
-
-// Microseconds that a configuration should take.
-double cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c,
-            const Machine& machine);
 
 struct RankedConfig {
   Config config;
-  double microseconds;  // by the model in cost.cc
+  Cost cost;
 };
 
 // The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
 // that the problem's config fixes are kept. Empty when nothing matches.
 std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine& machine);
+
+// A value for each of the kernel's options, in their order.
+std::vector<int64_t> options_of(const Config& config);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,5 +1,6 @@
-// From a strip of results to D of any type, alignment and orientation, one element at a time: what no quicker
-// way is there for. The strip goes through shared memory in fp32, so that a warp writes along D's rows.
+// Stores a strip of results to D of any type, alignment and orientation, one element at a time:
+// StorePath::kElements and kFp32. For kElements the strip goes through shared memory in fp32, so that a warp
+// writes along D's rows.
 #pragma once
 
 #include "../device/activation.cuh"
@@ -7,43 +8,44 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Of one warp.
+// The stores of one warp.
 template <typename E>
 class Elements {
   using In = typename E::In;
   static constexpr int kCols = E::kStripColumns;
-  static constexpr int kTogether = 4;  // elements of a lane that are loaded, finished and stored side by side
-  static_assert(16 * kCols * 4 <= E::kStagingBytes && 16 * kCols % (32 * kTogether) == 0);
+  static constexpr int kAtOnce = 4;  // elements that a lane loads, finishes and stores together
+  static_assert(16 * kCols * 4 <= E::kStagingBytes && 16 * kCols % (32 * kAtOnce) == 0);
 
  public:
   __device__ Elements(const Output& out, uint32_t staging, int lane)
       : out_(out), staging_(staging), lane_(lane) {}
 
-  // A lane's values in the accumulators' order, of which `rows` and `cols` exist. kEpilogue: C, the bias and
-  // the activation are still to come.
+  // Stores the first `rows` rows and `cols` columns of a strip, of which a lane has values in the
+  // accumulators' order. kEpilogue: alpha, C, the bias and the activation are applied here.
   template <bool kEpilogue>
   __device__ __forceinline__ void write(const float (&x)[kCols / 2], const Strip& s, int rows,
                                         int cols) const {
-    __syncwarp();  // the strip before may still be read
+    __syncwarp();  // other lanes may still read the strip before
 #pragma unroll
     for (int e = 0; e < kCols / 2; e += 2)
       store_shared(at(lane_ / 4 + e / 2 % 2 * 8, e / 4 * 8 + lane_ % 4 * 2), x[e], x[e + 1]);
     __syncwarp();
 #pragma unroll 1
-    for (int first = lane_; first < 16 * kCols; first += 32 * kTogether) {
-      float value[kTogether];
+    for (int first = lane_; first < 16 * kCols; first += 32 * kAtOnce) {
+      float value[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const Place place(out_, first + 32 * i);
         value[i] = load_shared(at(place.row, place.col));
         if (kEpilogue) value[i] *= out_.alpha;
         if (kEpilogue && place.row < rows && place.col < cols) value[i] += added(place, s);
       }
-      if constexpr (kEpilogue) activate_all(out_.activation, value);
+      if constexpr (kEpilogue) activate_any(out_.activation, value);
       int same = first;
-      asm volatile("" : "+r"(same));  // places are computed again, as there are no registers to keep them
+      // Hides from the compiler that places are the same as above, as there are no registers to keep them.
+      asm volatile("" : "+r"(same));
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const Place place(out_, same + 32 * i);
         if (place.row >= rows || place.col >= cols) continue;
         const int64_t index = place.index(out_, s);
@@ -55,8 +57,8 @@ class Elements {
     }
   }
 
-  // The values as they are, each lane its own: what is short wants few instructions. Neighbours of a row are
-  // aligned pairs, unless operands are swapped: then 8 lanes write 8 neighbours.
+  // Stores the same without an epilogue and without shared memory: each lane stores its own values, in pairs
+  // along D's rows. When operands are swapped 8 lanes store 8 neighbours of a row of D.
   template <bool kSwap, typename D>
   __device__ __forceinline__ void write_own(const float (&x)[kCols / 2], const Strip& s, int rows,
                                             int cols) const {
@@ -84,7 +86,7 @@ class Elements {
   }
 
  private:
-  // Element `i` of a strip in the order in which D has them, by its row and column of the strip.
+  // The row and column in the strip of its element `i`, counted along D's rows.
   struct Place {
     int row, col;
     __device__ __forceinline__ Place(const Output& out, int i)
@@ -97,7 +99,7 @@ class Elements {
       return s.batch * out.batch_stride + s.split * out.split_stride + d_row * out.pitch + d_col(out, s);
     }
   };
-  // What C and the bias add to an element.
+  // beta C plus the bias, for an element.
   __device__ __forceinline__ float added(const Place& place, const Strip& s) const {
     const float c = out_.c ? out_.beta * element(out_.c, place.index(out_, s)) : 0.f;
     return out_.bias ? c + element(out_.bias, place.d_col(out_, s)) : c;
@@ -107,8 +109,8 @@ class Elements {
                     : convert<float>(static_cast<const In*>(from)[index]);
   }
 
-  // Where the strip's element lies in shared memory. Groups of 8 columns are XORed with the row, so that the
-  // pairs that a warp stores at a time fall in different banks.
+  // The address of an element in shared memory. The number of a group of 8 columns is XORed with the row's
+  // number, so that the pairs that a warp stores at a time lie in different banks.
   __device__ __forceinline__ uint32_t at(int row, int col) const {
     return staging_ + 4 * (row * kCols + (col ^ (8 * row & (kCols - 8))));
   }

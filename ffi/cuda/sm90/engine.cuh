@@ -9,128 +9,104 @@
 #include "../device/wgmma.cuh"
 #include "../planning.h"
 #include "configs.h"
+#include "output.h"
 #include "schedule.cuh"
+#include "unaligned/ways.h"
 
 namespace jaxgemm::cuda::sm90 {
 
-// Operands as they are usually stored are all that tiles of every eighth row are for.
+// Whether a tile is compiled for operands of these majors.
 constexpr bool has_majors(const TileConfig& tile, Major x, Major y) {
-  if (tile.along_k() && y != Major::kK) return false;
-  return !tile.eighths() || (x == Major::kK && y == Major::kMN);
+  if (tile.needs_k_major_y() && y != Major::kK) return false;
+  return !tile.every_eighth || (x == Major::kK && y == Major::kMN);
 }
 
-// How results get to D, each way with code of its own. Instructions are cold when a kernel starts, and a
-// short product spends as long on fetching them as on multiplying: what runs should not step over what does
-// not.
-enum class Way : uint8_t {
-  kPlain,          // 16-bit vectors as they are, by the copy engine
-  kActivated,      // the same times alpha, with C, a bias and a usual activation
-  kRows,           // 16-bit rows that begin anywhere, times alpha
-  kActivatedRows,  // the same with a bias and a usual activation
-  kFloats,         // fp32 as it is, in pairs unless operands are swapped
-  kElements,       // everything else, one element at a time
-};
-__host__ __device__ constexpr bool by_copy_engine(Way way) { return way <= Way::kActivated; }
+__host__ __device__ constexpr bool by_copy_engine(StorePath path) { return path <= StorePath::kTmaFinished; }
 
-// Everything about the result that one launch decides. Rows and columns are those of D, whatever the engine's
-// orientation.
-struct Output {
-  void* d;
-  const void* c;
-  const void* bias;
-  int64_t rows, cols;
-  int64_t pitch;         // elements from row to row
-  int64_t batch_stride;  // elements from product to product
-  int64_t split_stride;  // elements from one split's partial result to the next one's
-  float alpha, beta;
-  Activation activation;
-  bool swap;  // the engine's rows are D's columns
-  bool f32;   // D is fp32 (partial results are), and otherwise has the operands' type
-  Way way;
-};
-
-// An operand's coordinates in a batch. A broadcast operand has extent 1 there, so its coordinate stays 0.
+// An operand's coordinates in a batch of two levels. Where a level is broadcast, the operand has extent 1 and
+// the coordinate stays 0.
 struct BatchMap {
-  Divisor inner;             // batch = outer * inner + rest
-  uint8_t x_outer, x_inner;  // 0 or 1
-  uint8_t y_outer, y_inner;
+  Divisor inner;                               // batch = outer * inner.divisor + inner coordinate
+  uint8_t x_outer, x_inner, y_outer, y_inner;  // factors of the coordinates: 0 where broadcast, else 1
 };
 
-// An operand that is loaded where it lies although its rows begin anywhere: so many lines of so many
-// elements, `pitch` elements apart, and products so far apart. Every eighth line begins as many elements
-// after a multiple of `align`, at which its loads begin. Tiles of such lines make as many rows of units for
-// each of the first eight, or one more for the first of these: divisors by the latter, and by the former.
-struct Lines {
-  const void* base;
-  int64_t pitch, batch[2];
+// An unaligned operand that is loaded where it lies: `count` lines of `length` elements, `pitch` elements
+// apart. Lines 8 apart have the same misalignment, counted from multiples of `align`.
+struct UnalignedLines {
+  int64_t pitch;
   int length, count, align;
-  Divisor more, others;
+  // For tiles of every eighth row: rows of clusters that have row `first`, first + 8, ... of x, for one
+  // `first` of 0 to 7. The first schedule.rows % 8 of these classes have one more.
+  Divisor longer, shorter;
 };
 
 struct Params {
-  // What the first load waits for comes first, in two lines: parameters are cold when a kernel starts.
+  // What the first load needs comes first, in two cache lines: when a kernel starts, its parameters are not
+  // cached.
   TileSchedule schedule;
   BatchMap batch;
-  int rows, cols;       // the engine's
-  uint8_t idle_stages;  // of the ring, that are not filled
+  int rows, cols;       // of x and of y
+  uint8_t idle_stages;  // stages of the ring that are left empty: see cost.h
   CUtensorMap x, y, d;
-  CUtensorMap c;               // as d is, where it comes by the copy engine too
-  CUtensorMap x_edge, y_edge;  // of rows along k, those of a last tile that is cut and not the first
+  CUtensorMap c;               // where the copy engine brings C
+  CUtensorMap x_edge, y_edge;  // of a K-major operand: the last tile, where it is cut and not the only one
   Output out;
-  Lines lines;  // y where it is realigned, and its maps are of every eighth line, or x of every eighth row
+  UnalignedLines lines;  // of y in tiles that realign, of x in tiles of every eighth row
 };
 static_assert(offsetof(Params, x) == 128);
 
-// Of tiles of every eighth row: `every` are the maps of x's rows from each of the first eight on, and d_more
-// and c_more those of D and C for the first of them, where these have a row more than the others.
-struct EighthsParams : Params {
-  CUtensorMap every[8];
-  CUtensorMap d_more, c_more;
+// Tiles of every eighth row have a map of x for the rows first, first + 8, ..., for each `first` of 0 to 7.
+// The rows of D and C with the same `first` are a product of a batch; for the first m % 8 products, which
+// have one row more, there are maps of their own.
+struct EveryEighthParams : Params {
+  CUtensorMap x_from[8];
+  CUtensorMap d_longer, c_longer;
 };
 
-// The maps of D, and of C, for a product of a batch.
+// The maps of D and of C for a product of the batch.
 template <typename E>
 __device__ __forceinline__ const CUtensorMap* d_map(const Params& p, int batch) {
-  if constexpr (E::kEighths) {
-    if (batch < p.lines.count % 8) return &static_cast<const EighthsParams&>(p).d_more;
+  if constexpr (E::kEveryEighth) {
+    if (batch < p.lines.count % 8) return &static_cast<const EveryEighthParams&>(p).d_longer;
   }
   return &p.d;
 }
 template <typename E>
 __device__ __forceinline__ const CUtensorMap* c_map(const Params& p, int batch) {
-  if constexpr (E::kEighths) {
-    if (batch < p.lines.count % 8) return &static_cast<const EighthsParams&>(p).c_more;
+  if constexpr (E::kEveryEighth) {
+    if (batch < p.lines.count % 8) return &static_cast<const EveryEighthParams&>(p).c_longer;
   }
   return &p.c;
 }
 
-// A gated product's: `up` is the map of the second weight, x or y that of the first.
+// Gated products: `up` is the map of the second weight, and x or y that of the first.
 struct GatedParams : Params {
   CUtensorMap up;
 };
 
-// x is the operand whose rows are the engine's rows, y the other one.
+// The kernel for one tile, the majors of x and y, and the operands' type.
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
 struct Engine {
   using In = In_;
   using Parameters = std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
-                                        std::conditional_t<kConfig.eighths(), EighthsParams, Params>>;
+                                        std::conditional_t<kConfig.every_eighth, EveryEighthParams, Params>>;
   static constexpr TileConfig kTile = kConfig;
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
-  static constexpr bool kNarrows = kConfig.narrows();
+  static constexpr bool kHasNarrow = kConfig.has_narrow_form();
   static constexpr int kConsumers = kConfig.consumers;
-  static constexpr bool kRealigns = kConfig.realigns(), kEighths = kConfig.eighths();
-  static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealigningWarps : 0);
+  static constexpr bool kRealigns = kConfig.realigns, kEveryEighth = kConfig.every_eighth;
+  static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealignWarps : 0);
   static constexpr int kGroupRows = kConfig.group_rows();
-  static constexpr int kBlocksM = kGroupRows / 64;
-  static constexpr int kAccumulators = kTileN / 2;  // of one thread, for each 64 rows
+  static constexpr int kBlocksM = kGroupRows / 64;  // blocks of 64 rows of a warpgroup
+  static constexpr int kAccumulators = kTileN / 2;  // of a thread, for each block of 64 rows
   static_assert(kGroupRows % 64 == 0 && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(!kPingPong || kConsumers == 2);
-  static_assert(!kEighths || (kConfig.gated == Gated::kNo && kMajorX == Major::kK && kMajorY == Major::kMN));
+  static_assert(!kEveryEighth ||
+                (kConfig.gated == Gated::kNo && kMajorX == Major::kK && kMajorY == Major::kMN));
 
-  // Registers a thread: what launch bounds give each is pooled and dealt again by role.
+  // Registers of a thread. A launch gives all threads as many; warpgroups then hand registers over by role.
   static constexpr int kProducerRegisters = kRealigns ? 24 : kConsumers == 3 ? 32 : 40;
   static constexpr int kRealignerRegisters = 56;
   static constexpr int kConsumerRegisters = kConfig.blocks == 2 ? 96
@@ -140,11 +116,12 @@ struct Engine {
 
   static constexpr int kLaunchRegisters = 65536 / kConfig.blocks / kThreads / 8 * 8;
   static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) +
-                    (kRealigns ? 32 * kRealigningWarps * kRealignerRegisters : 0) <=
+                    (kRealigns ? 32 * kRealignWarps * kRealignerRegisters : 0) <=
                 kThreads * kLaunchRegisters);
 
-  // An MN-major operand comes in whole blocks.
-  static constexpr int kBlockX = rows_block(kConfig.result_m()), kBlockY = rows_block(kConfig.result_n());
+  // Rows and bytes of a stage. An MN-major operand comes in whole blocks of rows.
+  static constexpr int kBlockX = mn_block_rows(kConfig.result_m()),
+                       kBlockY = mn_block_rows(kConfig.result_n());
   static_assert(kBlockX == 64);
   static constexpr int kLinesX = kTileM;
   static constexpr int kLinesY = kMajorY == Major::kMN ? (kTileN + kBlockY - 1) / kBlockY * kBlockY : kTileN;
@@ -154,8 +131,9 @@ struct Engine {
   static constexpr int kStagingBytes = kConfig.staging_bytes(), kAlignment = sm90::kAlignment;
   static constexpr int kStagingBufferBytes = kStagingBytes / kStagingBuffers;
   static constexpr int kStagingTotal = kConsumers * 4 * kStagingBytes;
-  static constexpr int kStages = kRealigns ? kRealignedStages : kConfig.stages(kStageBytes);
-  static constexpr int kRawStages = kRealigns ? raw_stages(kConfig, kStageBytes, kMajorY == Major::kMN) : 0;
+  static constexpr int kStages = kRealigns ? kRealignRingStages : kConfig.stages(kStageBytes);
+  static constexpr int kRawStages =
+      kRealigns ? realign_raw_stages(kConfig, kStageBytes, kMajorY == Major::kMN) : 0;
   static constexpr int kRawBytes = kRawStages * RawStage(kConfig, kMajorY == Major::kMN).bytes;
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kRawBytes + kStagingTotal + kBarrierBytes;
@@ -165,8 +143,8 @@ struct Engine {
 
   static constexpr bool kSlices = kConfig.can_slice(2);
 
-  // Each of two weights fills half of its operand's part of a stage, in whole blocks, and a warpgroup has
-  // both halves.
+  // In a gated tile each of the two weights fills half of its operand's part of a stage, in whole blocks, and
+  // every warpgroup multiplies both halves.
   static constexpr Gated kGated = kConfig.gated;
   static constexpr int kLoadedX = kGated == Gated::kRows ? kLinesX / 2 : kLinesX;
   static constexpr int kLoadedY = kGated == Gated::kColumns ? kLinesY / 2 : kLinesY;
@@ -178,36 +156,41 @@ struct Engine {
   static_assert(kGated != Gated::kRows || (kMajorX == Major::kMN && kPingPong && kBlocksM == 2));
 };
 
-// The accumulators of one warpgroup.
+// A thread's part of a warpgroup's accumulators.
 template <typename E>
 struct Accumulators {
   float value[E::kBlocksM][E::kAccumulators];
 };
 
-// Where a strip of a tile's results lies, in the engine's rows and columns.
+// Where a strip of results begins, in the engine's rows and columns. A strip is what a warp finishes at a
+// time: 16 rows of E::kStripColumns columns.
 struct Strip {
   int64_t row, col;
   int split, batch;
 };
 
-// Where in a tile a strip of results begins.
+// The column of a tile where strip number `strip` begins. The last may overlap the one before it.
 template <typename E>
 __device__ __forceinline__ int strip_column(int strip) {
   return strip < E::kWholeStrips ? strip * E::kStripColumns : E::kResultN - E::kStripColumns;
 }
 
-// And where its values begin among a thread's of 64 rows: those of a gated tile's first weight come first.
+// Its first value among a thread's accumulators of a block of 64 rows. In a gated tile the strips of the
+// first weight come before those of the second.
 template <typename E>
 __device__ __forceinline__ int first_value(int strip) {
   return (strip_column<E>(strip % E::kStrips) + strip / E::kStrips * E::kResultN) / 2;
 }
 
-// The parts of a block's shared memory, as shared-window addresses.
+// The parts of a block's shared memory, as addresses in the shared window.
 template <typename E>
 struct SharedLayout {
-  uint32_t x, y, staging, raw, full, empty;
-  uint32_t gathered;  // two; see gather.cuh
-  uint32_t addend;    // two of each consumer warp; see addend.cuh
+  uint32_t x, y;         // the ring of stages: all stages of x, then all of y
+  uint32_t staging;      // of results, for each consumer warp
+  uint32_t raw;          // stages of y before they are shifted: see unaligned/realign.cuh
+  uint32_t full, empty;  // barriers, one for each stage
+  uint32_t gathered;     // two barriers: see gather.cuh
+  uint32_t addend;       // two barriers for each consumer warp: see addend.cuh
   uint32_t raw_barriers;
 
   __device__ explicit SharedLayout(const void* dynamic) {
@@ -223,5 +206,10 @@ struct SharedLayout {
     raw_barriers = addend + E::kAddendBarriers * 8;
   }
 };
+
+// This block's place in its cluster and in the grid.
+__device__ __forceinline__ ClusterPlace own_place(const TileSchedule& s) {
+  return ClusterPlace(s, [](uint32_t size) { return size > 1 ? cluster_rank() : 0; });
+}
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,24 +1,24 @@
 // From accumulators to D, one warp at a time.
 //
-// Values are finished where they are, in registers, in strips of 16 rows x kCols. Few warps run, so what
-// counts is the number of instructions and how many are independent: a strip's 8 to 32 values a lane go
-// through every step together. Where a step takes much code, one loop over the strips holds the only copy of
-// it; a strip's registers are moved to the loop's, since registers cannot be indexed.
+// A warp finishes its results in registers, a strip at a time: 16 rows of kCols columns, 8 to 32 values a
+// lane. Few warps run, so what counts is the number of instructions and how many are independent: all values
+// of a strip go through each step together. Where a step takes much code, one loop over the strips holds the
+// only copy of it, and a strip's values are moved to the loop's registers, since registers cannot be indexed.
 //
-// Aligned 16-bit results go through shared memory to the copy engine, which clips ragged edges, and C comes
-// the same way (addend.cuh). Unaligned ones go through shared memory too, and are written along D's rows.
-// fp32 results without an epilogue go straight to memory: 4 lanes fill a sector. What is neither goes one
-// element at a time (elements.cuh).
+// StorePath (output.h) says how results leave. By the copy engine: through shared memory, and it clips what
+// lies outside of D; C comes the same way (addend.cuh). In unaligned rows: through shared memory too
+// (unaligned/result_rows.cuh). fp32 without an epilogue: straight to memory, where 4 lanes fill a sector.
+// Everything else: one element at a time (elements.cuh).
 #pragma once
 
 #include "../device/activation.cuh"
 #include "addend.cuh"
 #include "bias.cuh"
-#include "eighths.cuh"
 #include "elements.cuh"
 #include "engine.cuh"
-#include "rows.cuh"
 #include "staged.cuh"
+#include "unaligned/every_eighth.cuh"
+#include "unaligned/result_rows.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -26,16 +26,17 @@ template <typename E>
 class EpilogueWarp {
   using In = typename E::In;
   static constexpr int kCols = E::kStripColumns;
-  static constexpr int kStrips = E::kStrips, kWhole = E::kWholeStrips;  // side by side in a tile
+  static constexpr int kAcross = E::kStrips, kWholeAcross = E::kWholeStrips;  // strips side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
   static constexpr int kBufferBytes = E::kStagingBufferBytes;
   static constexpr int kBuffers = kStagingBuffers;
   static_assert(16 * kCols * 2 <= kBufferBytes);
-  static constexpr int kTogether = kStrips < 2 ? 1 : 2;  // strips of unaligned rows that do not overlap
-  using Rows = RowWriter<kCols, kTogether>;
-  // Whether there is code for rows without an epilogue alone: three consumers, and the most accumulators,
-  // leave no registers for it.
-  static constexpr bool kAlone = E::kConsumers < 3 && E::kTile.accumulators() < 160;
+  static constexpr int kRowStrips =
+      kAcross < 2 ? 1 : 2;  // strips that are written to unaligned rows together
+  using Rows = RowWriter<kCols, kRowStrips>;
+  // Whether StorePath::kRows has code apart from kRowsFinished. Three consumers, or 160 accumulators, leave
+  // no registers for it.
+  static constexpr bool kHasPlainRows = E::kConsumers < 3 && E::kTile.accumulators() < 160;
 
  public:
   // Consumer `warp` of the block.
@@ -46,15 +47,15 @@ class EpilogueWarp {
         lane_(static_cast<int>(threadIdx.x % 32)),
         addend_(params, staging_, shared.addend + 8 * kBuffers * warp) {}
 
-  // What a tile needs from memory before its first strip can be finished, to be called before the main loop.
+  // Loads the tile's bias. To be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) {
-    if (E::kGated == Gated::kNo && out_.way < Way::kFloats) bias_.load(out_, first, lane_);
+    if (E::kGated == Gated::kNo && out_.path < StorePath::kFp32) bias_.load(out_, first, lane_);
   }
 
-  // Asks for what the first strips need from memory into shared memory, to be called when products are under
-  // way, as it may have to wait for the tile before.
+  // Asks for C of the first strips. To be called when products are under way, as it may have to wait until
+  // the tile before has left the buffers.
   __device__ __forceinline__ void fetch(const Strip& first) {
-    if (out_.c && out_.way == Way::kActivated) {
+    if (out_.c && out_.path == StorePath::kTmaFinished) {
       if (lane_ == 0) {
         tma_store_wait_read<0>();
         for (int i = 0; i < kBuffers; ++i) fetch_strip(first, i);
@@ -66,7 +67,7 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if constexpr (E::kGated != Gated::kNo)
       store_gated(acc, first);
-    else if (out_.way >= Way::kFloats)
+    else if (out_.path >= StorePath::kFp32)
       store_elements(acc, first);
     else if (out_.swap)
       store<true>(acc, first);
@@ -74,7 +75,7 @@ class EpilogueWarp {
       store<false>(acc, first);
   }
 
-  // Buffers must outlive the copies that read them.
+  // Waits for the copies that still read the buffers. To be called before the block ends.
   __device__ void drain() const {
     if (lane_ == 0) tma_store_wait_read<0>();
   }
@@ -82,37 +83,37 @@ class EpilogueWarp {
  private:
   template <bool kSwap>
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
-    if (out_.way == Way::kPlain)
-      store_plain<kSwap>(acc, first);
-    else if (kAlone && out_.way == Way::kRows)
-      store_alone<kSwap>(acc, first);
+    if (out_.path == StorePath::kTma)
+      store_tma<kSwap>(acc, first);
+    else if (kHasPlainRows && out_.path == StorePath::kRows)
+      store_plain_rows<kSwap>(acc, first);
     else
-      store_strips<kSwap>(acc, first);
+      store_finished<kSwap>(acc, first);
   }
 
   __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
-    return {first.row + i / kStrips * 64, first.col + strip_column<E>(i % kStrips), first.split, first.batch};
+    return {first.row + i / kAcross * 64, first.col + strip_column<E>(i % kAcross), first.split, first.batch};
   }
   __device__ __forceinline__ bool outside(const Strip& s) const {
     return rows_left(s) <= 0 || cols_left(s) <= 0;
   }
 
-  // Vectors that take little code to finish: one for every strip spares them moves, and what is the same for
-  // all. `finished` puts a strip's values, by its number, where it is told.
-  template <bool kTransposed, typename F>
-  __device__ __forceinline__ void store_vectors(const Strip& first, F&& finished) {
+  // StorePath::kTma. It takes little code, which is repeated for every strip, so that no registers are moved.
+  template <bool kTransposed>
+  __device__ __forceinline__ void store_tma(const Accumulators<E>& acc, const Strip& first) {
     const int rows = rows_of<kTransposed>(first) - static_cast<int>(first.row);
     const int cols = static_cast<int>((kTransposed ? out_.rows : out_.cols) - first.col);
     uint32_t staged = staging_ + staged_matrix<kTransposed, kCols>(0, lane_);
     asm volatile("" : "+r"(staged));  // computed here, not for every strip
 #pragma unroll
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
-      if (i / kStrips * 64 >= rows || strip_column<E>(i % kStrips) >= cols) continue;
+    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
+      if (i / kAcross * 64 >= rows || strip_column<E>(i % kAcross) >= cols) continue;
       float x[kValues];
-      finished(x, i);
-      // Buffers take turns, unless strips have been left out.
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) x[e] = acc.value[i / kAcross][first_value<E>(i % kAcross) + e];
+      // The two buffers take turns. Where strips have been left out the turns are broken, so wait for both.
       if (lane_ == 0) {
-        if (i == 0 || (i % kStrips == 0 && cols <= strip_column<E>(kStrips - 1)))
+        if (i == 0 || (i % kAcross == 0 && cols <= strip_column<E>(kAcross - 1)))
           tma_store_wait_read<0>();
         else
           tma_store_wait_read<kBuffers - 1>();
@@ -123,27 +124,17 @@ class EpilogueWarp {
       copy<kTransposed>(staging_ + buffer, strip_at(first, i));
     }
   }
-  static __device__ __forceinline__ float value_of(const Accumulators<E>& acc, int strip, int e) {
-    return acc.value[strip / kStrips][first_value<E>(strip % kStrips) + e];
-  }
-  template <bool kSwap>
-  __device__ __forceinline__ void store_plain(const Accumulators<E>& acc, const Strip& first) {
-    store_vectors<kSwap>(first, [&](float (&x)[kValues], int i) {
-#pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] = value_of(acc, i, e);
-    });
-  }
-  // fp32 results, and all that no other way is for.
+  // StorePath::kFp32 and kElements.
   __device__ __forceinline__ void store_elements(const Accumulators<E>& acc, const Strip& first) {
     const Elements<E> elements(out_, staging_, lane_);
 #pragma unroll 1
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       const Strip strip = strip_at(first, i);
       const int rows = rows_left(strip), cols = cols_left(strip);
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
       for_strip(acc, i, [&](int e, float value) { x[e] = value; });
-      if (out_.way != Way::kFloats)
+      if (out_.path != StorePath::kFp32)
         elements.template write<true>(x, strip, rows, cols);
       else if (out_.swap)
         elements.template write_own<true, float>(x, strip, rows, cols);
@@ -152,29 +143,28 @@ class EpilogueWarp {
     }
   }
 
-  // Rows that begin anywhere, without an epilogue: a copy of the code that writes them which steps over
-  // nothing.
+  // StorePath::kRows, apart from kRowsFinished so that its code lies together.
   template <bool kSwap>
-  __device__ __forceinline__ void store_alone(const Accumulators<E>& acc, const Strip& first) {
+  __device__ __forceinline__ void store_plain_rows(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll 1
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       const Strip strip = strip_at(first, i);
       if (outside(strip)) continue;
       float x[kValues];
       for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
-      put_rows<kSwap>(x, strip, i % kStrips);
+      put_rows<kSwap>(x, strip, i % kAcross);
     }
   }
 
-  // The other ways.
+  // StorePath::kTmaFinished and kRowsFinished, and kRows where it has no code of its own.
   template <bool kSwap>
-  __device__ __forceinline__ void store_strips(const Accumulators<E>& acc, const Strip& first) {
-    const TileBias<E> tile_bias =
-        bias_;  // a strip's place in it is not known: *this would have to be in memory
+  __device__ __forceinline__ void store_finished(const Accumulators<E>& acc, const Strip& first) {
+    // A copy: a strip is looked up in it at run time, for which *this would have to lie in memory.
+    const TileBias<E> tile_bias = bias_;
 #pragma unroll 1
-    for (int i = 0; i < E::kBlocksM * kStrips; ++i) {
+    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       const Strip strip = strip_at(first, i);
-      const bool adds = out_.c && out_.way == Way::kActivated;
+      const bool adds = out_.c && out_.path == StorePath::kTmaFinished;
       if (i > 0 && adds && lane_ == 0) {
         tma_store_wait_read<0>();
         fetch_strip(first, i + 1);
@@ -187,43 +177,44 @@ class EpilogueWarp {
         buffer_ = i % kBuffers;
         addend_.template add<kSwap>(x, buffer_, lane_);
       }
-      activate_usual(out_.activation, x);
-      put<kSwap>(x, strip, i % kStrips);
+      activate_short(out_.activation, x);
+      put<kSwap>(x, strip, i % kAcross);
     }
   }
   __device__ __forceinline__ void fetch_strip(const Strip& first, int i) const {
-    if (i >= E::kBlocksM * kStrips) return;
+    if (i >= E::kBlocksM * kAcross) return;
     const Strip strip = strip_at(first, i);
     if (!outside(strip)) addend_.load(strip, i % kBuffers);
   }
 
   __device__ __forceinline__ void store_gated(const Accumulators<E>& acc, const Strip& first) {
-    // From strips of results to those of accumulators, and there from the first weight's to the second's.
-    constexpr int kAcross = E::kTileN / E::kResultN * kStrips;
-    constexpr int kToUp = E::kGated == Gated::kRows ? E::kResultBlocksM * kAcross : kStrips;
+    // kTileAcross: strips of accumulators side by side in a tile. kToUp: from a strip of the first weight to
+    // the same results' of the second.
+    constexpr int kTileAcross = E::kTileN / E::kResultN * kAcross;
+    constexpr int kToUp = E::kGated == Gated::kRows ? E::kResultBlocksM * kTileAcross : kAcross;
 #pragma unroll 1
-    for (int i = 0; i < E::kResultBlocksM * kStrips; ++i) {
-      const int gate = i / kStrips * kAcross + i % kStrips;
+    for (int i = 0; i < E::kResultBlocksM * kAcross; ++i) {
+      const int gate = i / kAcross * kTileAcross + i % kAcross;
       const Strip strip = strip_at(first, i);
       if (outside(strip)) continue;
       float x[kValues];
       for_strip(acc, gate, [&](int e, float value) { x[e] = value; });
-      activate_all(out_.activation, x);
+      activate_any(out_.activation, x);
       for_strip(acc, gate + kToUp, [&](int e, float value) { x[e] *= value; });
-      if (out_.way == Way::kElements)
+      if (out_.path == StorePath::kElements)
         Elements<E>(out_, staging_, lane_)
             .template write<false>(x, strip, rows_left(strip), cols_left(strip));
       else if (out_.swap)
-        put<true>(x, strip, i % kStrips);
+        put<true>(x, strip, i % kAcross);
       else
-        put<false>(x, strip, i % kStrips);
+        put<false>(x, strip, i % kAcross);
     }
   }
 
-  // `across` counts strips along the rows.
+  // Stores a strip to aligned or unaligned rows. `across`: its number in its row of strips.
   template <bool kSwap>
   __device__ __forceinline__ void put(const float (&x)[kValues], const Strip& strip, int across) {
-    if (by_copy_engine(out_.way)) {
+    if (by_copy_engine(out_.path)) {
       store_copy<kSwap>(x, strip);
     } else {
       put_rows<kSwap>(x, strip, across);
@@ -238,35 +229,34 @@ class EpilogueWarp {
       store_rows(x, strip, across);
   }
 
-  // Calls f with each accumulator of a strip, counted along the tile's whole width.
+  // Calls f with each accumulator of a strip, whose number counts along the tile's whole width.
   template <typename F>
   static __device__ __forceinline__ void for_strip(const Accumulators<E>& acc, int strip, F&& f) {
-    constexpr int kAcross = E::kTileN / E::kResultN * kStrips;
+    constexpr int kTileAcross = E::kTileN / E::kResultN * kAcross;
 #pragma unroll
-    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
+    for (int i = 0; i < E::kBlocksM * kTileAcross; ++i) {
       if (i != strip) continue;
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) f(e, acc.value[i / kAcross][first_value<E>(i % kAcross) + e]);
+      for (int e = 0; e < kValues; ++e) f(e, acc.value[i / kTileAcross][first_value<E>(i % kTileAcross) + e]);
     }
   }
 
-  // Of a strip, rows_left and cols_left exist.
-  // Extents are below 2^31.
+  // The engine's rows of a strip's product; below 2^31.
   __device__ __forceinline__ int rows_of(const Strip& s) const {
     return out_.swap ? rows_of<true>(s) : rows_of<false>(s);
   }
   template <bool kSwap>
   __device__ __forceinline__ int rows_of(const Strip& s) const {
     const int rows = static_cast<int>(kSwap ? out_.cols : out_.rows);
-    return E::kEighths ? every_eighth(rows, s.batch) : rows;
+    return E::kEveryEighth ? every_eighth_of(rows, s.batch) : rows;
   }
+  // The rows and columns of a strip that exist; none if 0 or less.
   __device__ int rows_left(const Strip& s) const { return min(rows_of(s) - static_cast<int>(s.row), 16); }
   __device__ __forceinline__ int cols_left(const Strip& s) const {
     return min(static_cast<int>(out_.swap ? out_.rows : out_.cols) - static_cast<int>(s.col), kCols);
   }
-  // 16-bit values into a buffer: lines of kCols columns, or of 16 rows when transposed. The 16-byte units
-  // of a line are XORed with bits 7 and up of the byte offset, as many as a line has units: the copy engine's
-  // swizzle.
+  // Stages values in a buffer as 16-bit rows of kCols columns, or as columns of 16 rows when transposed, in
+  // the copy engine's swizzle. `first`: this lane's address for the first 16 columns.
   template <bool kTransposed>
   __device__ __forceinline__ void fill(uint32_t first, uint32_t buffer, const float (&x)[kValues]) const {
 #pragma unroll
@@ -301,17 +291,17 @@ class EpilogueWarp {
     }
   }
 
-  // Rows of 16-bit elements that begin anywhere.
+  // Where a strip begins in a D of 16-bit elements.
   __device__ __forceinline__ uint16_t* row_major(const Strip& s) const {
     return static_cast<uint16_t*>(out_.d) + s.batch * out_.batch_stride + s.row * out_.pitch + s.col;
   }
-  // Strips side by side are staged until there are enough to be written, or no more.
+  // Stages a strip for unaligned rows, and writes when kRowStrips strips are staged, or no other follows.
   __device__ __forceinline__ void store_rows(const float (&x)[kValues], const Strip& s, int across) const {
-    Rows rows(out_.pitch, staging_);  // anew for every two: there are no registers to keep it
-    const int staged = across < kWhole ? across % kTogether : 0;
+    Rows rows(out_.pitch, staging_);  // built anew each time, as there are no registers to keep it
+    const int staged = across < kWholeAcross ? across % kRowStrips : 0;
     if (staged == 0) __syncwarp();
     rows.template fill<In>(staged, x);
-    if (staged + 1 < kTogether && across + 1 < kWhole && s.col + kCols < out_.cols) return;
+    if (staged + 1 < kRowStrips && across + 1 < kWholeAcross && s.col + kCols < out_.cols) return;
     __syncwarp();
     uint16_t* const d = row_major(s) - staged * kCols;
     rows.start(d, staged * kCols + cols_left(s));

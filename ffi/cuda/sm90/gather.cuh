@@ -1,10 +1,13 @@
-// A sum whose K the blocks of a cluster share, a slice each. The first two or four blocks each finish a part
-// of the tile, the rows of two of their warps or of one, as what is sent comes sooner to several blocks: the
-// warps that have these rows in the other blocks send theirs. All slices are added in their order, so that
-// results do not move between runs, nor with the part of the tile that they are in.
+// Sums of a tile whose K the blocks of a cluster share, a slice each.
 //
-// What is sent waits in the staging buffers of the block's other warps, whose rows other blocks finish: no
-// warp has to ask whether there is room for what it sends.
+// Every block multiplies its slice for the whole tile. Then the rows of the tile are divided among finishing
+// blocks: of two blocks each finishes the rows of two of its four warps; of four or eight, the first four
+// finish one warp's rows each, as several blocks receive sooner than one. A warp whose rows another block
+// finishes sends its sums there. All slices are added in their order, so results do not depend on which block
+// comes first, nor on the part of the tile that they are in.
+//
+// What is sent waits in the staging buffers of those warps that finish nothing in the receiving block, so
+// there is always room for it (TileConfig::can_slice).
 #pragma once
 
 #include "../device/mbarrier.cuh"
@@ -15,7 +18,7 @@ namespace jaxgemm::cuda::sm90 {
 template <typename E>
 class Gather {
  public:
-  // This block is number `slice` of `slices`, and asks as consumer warp `warp` < 4.
+  // For consumer warp `warp` (0 to 3) of the block that has slice number `slice` of `slices`.
   __device__ Gather(const SharedLayout<E>& shared, uint32_t slices, uint32_t slice, uint32_t warp)
       : staging_(shared.staging), slices_(slices), slice_(slice) {
     const uint32_t warps = finished_warps(slices);
@@ -25,7 +28,7 @@ class Gather {
     first_ = (owner_ + 1) * warps + number * (slices - 1) * kBuffers;
   }
 
-  // By one thread of each block, before the blocks meet.
+  // Called by one thread of each block, before the cluster's blocks meet.
   __device__ static void init(const SharedLayout<E>& shared, uint32_t slices, uint32_t slice) {
     const uint32_t warps = finished_warps(slices);
     for (uint32_t i = 0; i < warps; ++i) {
@@ -37,7 +40,8 @@ class Gather {
   // Whether this warp finishes its rows of the tile.
   __device__ __forceinline__ bool finishes() const { return owner_ == slice_; }
 
-  // Sends this warp's sums to where they are finished, or adds the others' to them. By a whole warp.
+  // Sends this warp's sums to the block that finishes them, or adds the other blocks' sums to them. Called by
+  // a whole warp.
   __device__ __forceinline__ void operator()(Accumulators<E>& acc) const {
     float* const own = acc.value[0];
     if (!finishes()) {
@@ -73,10 +77,11 @@ class Gather {
   }
 
  private:
-  // As TileConfig says it to the host.
+  // The same as TileConfig::finished_warps, for the device.
   __device__ static __forceinline__ uint32_t finished_warps(uint32_t slices) { return slices == 2 ? 2 : 1; }
 
-  // Where four of this lane's values lie in the finishing block's staging buffers, of sender `from`.
+  // Where values 4 i to 4 i + 3 of this lane lie in the finishing block's staging buffers, from sender
+  // `from`.
   __device__ __forceinline__ uint32_t at(uint32_t from, int i) const {
     const uint32_t buffer = (first_ + from * kBuffers + i * 512 / kStagingBytes) % 8;
     return buffer * kStagingBytes + i * 512 % kStagingBytes + threadIdx.x % 32 * 16;
@@ -90,9 +95,9 @@ class Gather {
   }
 
   static constexpr int kValues = E::kBlocksM * E::kAccumulators;  // of a thread
-  static constexpr int kAtOnce = kValues < 32 ? kValues : 32;     // as there are registers for
-  static constexpr uint32_t kBytes = 32 * kValues * 4;            // of a warp
-  static constexpr uint32_t kBuffers = E::kTile.sent_buffers();   // that they take
+  static constexpr int kAtOnce = kValues < 32 ? kValues : 32;     // values that are added at a time
+  static constexpr uint32_t kBytes = 32 * kValues * 4;            // a warp's sums
+  static constexpr uint32_t kBuffers = E::kTile.sent_buffers();   // staging buffers that a warp's sums take
 
   uint32_t staging_, slices_, slice_;
   uint32_t owner_, barrier_, first_;

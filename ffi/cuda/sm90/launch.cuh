@@ -56,7 +56,7 @@ Status launch_tiles(const Params& params, const Launch& launch) {
   return status;
 }
 
-// Weights as they are usually stored, k x n, and rows of the other operand along k.
+// Gated tiles are compiled for row-major operands only: weights are k x n, the other operand m x k.
 template <TileConfig kTile, typename In>
 using GatedEngine =
     std::conditional_t<kTile.gated == Gated::kColumns, Engine<kTile, Major::kK, Major::kMN, In>,

@@ -6,19 +6,19 @@
 namespace jaxgemm::cuda::sm90 {
 
 struct Launch {
-  bool prepare = false;  // set the kernel's attributes on the current device instead of launching it
-  bool after_repack = false;
+  bool prepare = false;       // set the kernel's attributes on the current device instead of launching it
+  bool after_repack = false;  // may start while the copying kernel still runs
   int tile = 0;
   int cluster = 1;
   dim3 blocks;
   CUstream_st* stream = nullptr;
 };
 
-// In a file of its own for each combination, made from tiles.cu.in.
+// Launches a tile without gates. Each combination is compiled in a file of its own, made from tiles.cu.in.
 template <typename In, Major kX, Major kY>
 Status launch_tiles(const Params& params, const Launch& launch);
 
-// Of the tiles with two weights, whose majors are fixed: gated_bf16.cu and gated_f16.cu.
+// Launches a gated tile, whose majors are fixed: gated_bf16.cu and gated_f16.cu.
 template <typename In>
 Status launch_gated_tiles(const GatedParams& params, const Launch& launch);
 

@@ -1,26 +1,27 @@
-// The two sides of the ring of stages: one warp that issues copies, and warpgroups that multiply.
+// The two sides of the ring of stages: one warp that issues copies, and warpgroups that multiply. A stage
+// holds kTileK elements of k of a tile's x and y.
 #pragma once
 
 #include <type_traits>
 
 #include "../device/mbarrier.cuh"
-#include "eighths.cuh"
 #include "engine.cuh"
+#include "unaligned/every_eighth.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
-// Where one operand's tile comes from: the copy engine, straight into the swizzled stage. Blocks of a cluster
-// that need the same tile load a slice each and multicast it, if the compiler is told so (kMulticast). Stages
-// may hold more than these lines.
+// Loads one operand's part of a stage by the copy engine, which swizzles it. Blocks of a cluster that need
+// the same part load a slice of it each and multicast it (kMulticast). kLines: rows of the operand;
+// kStageBytes: the distance of stages, which may be more than these lines take.
 //
-// Lines that do not exist take the copy engine longer than others. So of a tile at the operand's edge it is
-// asked for whole periods of the swizzle, or whole blocks, that there is something of. What lies in a stage
-// in the others' place becomes results that nobody stores.
+// The copy engine takes longer for lines outside of the operand than for others. So at the operand's edge it
+// is asked only for periods of the swizzle (K-major) or blocks (MN-major) that have a row that exists. The
+// other rows of the stage hold what was there before, and become results that nobody stores.
 template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes>
 class TmaOperand {
  public:
-  // Of `rows` rows; `edge` is the map of a last tile that is cut and not the first. `peers` blocks, 2 or 4 (1
-  // without kMulticast), share the tile; this one is number `slice` of them.
+  // The operand has `rows` rows. `edge` is the map for a last tile that is cut, unless that is the only tile.
+  // `peers` blocks, 2 or 4 (1 without kMulticast), share the load; this one is number `slice` of them.
   __device__ TmaOperand(const CUtensorMap& map, const CUtensorMap& edge, uint32_t shared, int rows,
                         uint32_t peers, uint32_t slice, uint32_t peer_mask)
       : whole_(&map),
@@ -31,7 +32,8 @@ class TmaOperand {
         slice_(kMulticast ? static_cast<int>(slice) : 0),
         mask_(static_cast<uint16_t>(peer_mask)) {}
 
-  // Goes to the tile that begins at `line`: the bytes that a stage gets of it, from all blocks.
+  // Moves to the tile that begins at row `line`. Returns the bytes that a stage gets, from all blocks
+  // together.
   __device__ uint32_t start(int line, int batch0, int batch1) {
     batch0_ = batch0;
     batch1_ = batch1;
@@ -54,7 +56,7 @@ class TmaOperand {
     }
   }
 
-  // The tile at `k`.
+  // Loads the tile's elements from `k` on into a stage.
   __device__ void load(int stage, uint32_t barrier, int k) const {
     const uint32_t to = to_ + stage * kStageBytes;
     if constexpr (kMajor == Major::kK) {
@@ -67,7 +69,7 @@ class TmaOperand {
     }
   }
 
-  // Keeps the compiler from computing all this only where it is used.
+  // Makes the compiler compute these here rather than at the first load.
   __device__ __forceinline__ void pin() {
     asm volatile("" : "+r"(to_), "+r"(inner_), "+r"(outer_), "+r"(copies_), "+r"(batch0_), "+r"(batch1_));
   }
@@ -84,14 +86,14 @@ class TmaOperand {
   int copies_ = 0, inner_ = 0, outer_ = 0, batch0_ = 0, batch1_ = 0;
 };
 
-// The second weight of an engine that has none.
+// Stands for the second weight where the product is not gated.
 struct NoOperand {
   __device__ uint32_t start(int, int, int) { return 0; }
   __device__ void load(int, uint32_t, int) const {}
 };
 
-// Where a unit's loads begin. Where tiles have every eighth row, x's place in a batch is which of the first
-// eight rows theirs begin with, and how late that begins.
+// Where a unit's loads begin. For tiles of every eighth row, x_batch0 is the first of their rows (0 to 7) and
+// x_batch1 its misalignment.
 struct LoadStart {
   int row, col, k, k_blocks;
   int x_batch0, x_batch1, y_batch0, y_batch1;
@@ -99,15 +101,15 @@ struct LoadStart {
 
 template <typename E>
 __device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& of_all) {
-  const Unit unit = unit_of_rows<E>(p, of_all);
+  const Unit unit = to_tile_rows<E>(p, of_all);
   LoadStart start{};
   start.row = unit.row * E::kResultM;
   start.col = unit.col * E::kResultN;
   start.k = unit.k_begin * kTileK;
   start.k_blocks = unit.k_blocks;
-  if constexpr (E::kEighths) {
+  if constexpr (E::kEveryEighth) {
     start.x_batch0 = unit.batch;
-    start.x_batch1 = late_of(p.lines, unit.batch);
+    start.x_batch1 = misalignment(p.lines, unit.batch);
     start.k = -start.x_batch1;
     return start;
   }
@@ -122,38 +124,59 @@ __device__ __forceinline__ LoadStart load_start(const Params& p, const Unit& of_
   return start;
 }
 
-// How a block comes to its units, each with code of its own: instructions are as cold as parameters when a
-// kernel starts, so the usual ways should not step over the others'.
-enum class Walk { kOneWave, kBlocks, kShareX, kShareY, kShareBoth };
+// How a block comes to its units and whose loads it shares. Each has code of its own: when a kernel starts
+// its instructions are not cached, so the code that runs should lie together.
+enum class Walk {
+  kOneWave,   // one unit, from the grid's coordinates
+  kBlocks,    // several units, no shared loads
+  kShareX,    // blocks of the cluster share x
+  kShareY,    // or y
+  kShareBoth  // or both
+};
+
+// The parts of a stage that the loading warp has loaded: of x, of y and of a gated product's second weight.
+template <typename E, Walk kWalk>
+struct LoadedOperands {
+  static constexpr bool kShareX = kWalk == Walk::kShareX || kWalk == Walk::kShareBoth;
+  static constexpr bool kShareY = kWalk == Walk::kShareY || kWalk == Walk::kShareBoth;
+  using X = std::conditional_t<E::kEveryEighth, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
+                               TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>>;
+  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>;
+  using Parameters = typename E::Parameters;
+
+  static __device__ __forceinline__ X x(const Parameters& p, const SharedLayout<E>& shared,
+                                        const ClusterPlace& place, uint32_t mask) {
+    if constexpr (E::kEveryEighth)
+      return X(p.x_from, shared.x, place.cols, place.col, mask);
+    else
+      return X(p.x, p.x_edge, shared.x, p.rows, place.cols, place.col, mask);
+  }
+  static __device__ __forceinline__ Y y(const Parameters& p, const SharedLayout<E>& shared,
+                                        const ClusterPlace& place, uint32_t mask) {
+    return Y(p.y, p.y_edge, shared.y, p.cols, place.rows, place.row, mask);
+  }
+  static __device__ __forceinline__ auto up(const Parameters& p, const SharedLayout<E>& shared,
+                                            const ClusterPlace& place, uint32_t x_mask, uint32_t y_mask) {
+    if constexpr (E::kGated == Gated::kRows)
+      return X(p.up, p.up, shared.x + E::kBytesX / 2, p.rows, place.cols, place.col, x_mask);
+    else if constexpr (E::kGated == Gated::kColumns)
+      return Y(p.up, p.up, shared.y + E::kBytesY / 2, p.cols, place.rows, place.row, y_mask);
+    else
+      return NoOperand{};
+  }
+};
 
 // The loading warp's part of a block. Where the first load goes is computed before the barriers are `ready`.
-// All its lanes walk, so that what they walk with lies in uniform registers, where copies need it.
+// All lanes compute it, so that the results lie in uniform registers, where the copy instruction needs them.
 template <typename E, Walk kWalk, typename F>
 __device__ __forceinline__ void produce(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                         F&& ready) {
-  constexpr bool kShareX = kWalk == Walk::kShareX || kWalk == Walk::kShareBoth;
-  constexpr bool kShareY = kWalk == Walk::kShareY || kWalk == Walk::kShareBoth;
-  const ClusterPlace place(p.schedule);
-  using X = std::conditional_t<E::kEighths, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
-                               TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>>;
-  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>;
-  const uint32_t m = place.rows, n = place.cols;
+  using Operands = LoadedOperands<E, kWalk>;
+  const ClusterPlace place = own_place(p.schedule);
   const uint32_t x_mask = place.row_mask(), y_mask = place.column_mask();
-  X x = [&] {
-    if constexpr (E::kEighths)
-      return X(p.every, shared.x, n, place.col, x_mask);
-    else
-      return X(p.x, p.x_edge, shared.x, p.rows, n, place.col, x_mask);
-  }();
-  Y y(p.y, p.y_edge, shared.y, p.cols, m, place.row, y_mask);
-  auto up = [&] {
-    if constexpr (E::kGated == Gated::kRows)
-      return X(p.up, p.up, shared.x + E::kBytesX / 2, p.rows, n, place.col, x_mask);
-    else if constexpr (E::kGated == Gated::kColumns)
-      return Y(p.up, p.up, shared.y + E::kBytesY / 2, p.cols, m, place.row, y_mask);
-    else
-      return NoOperand{};
-  }();
+  auto x = Operands::x(p, shared, place, x_mask);
+  auto y = Operands::y(p, shared, place, y_mask);
+  auto up = Operands::up(p, shared, place, x_mask, y_mask);
 
   uint32_t index = place.first_unit, bytes = 0;
   int k = 0, left = 0;
@@ -170,17 +193,18 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   asm volatile("" : "+r"(bytes), "+r"(k), "+r"(left));
   ready();
   const bool elected = elect_one();
-  // What was read long enough ago: where fewer stages are used, stages of the ring before its next one.
-  RingPosition<E::kStages> ring, read;
-  const bool fewer = p.idle_stages > 0;
-  read.skip(p.idle_stages);
+  // `ring` is the next stage to fill. Where `idle_stages` are to stay empty, so many of the stages that come
+  // after it must have been read, too: `ahead` is the last of them.
+  RingPosition<E::kStages> ring, ahead;
+  const bool idles = p.idle_stages > 0;
+  ahead.skip(p.idle_stages);
   for (;;) {
     do {
       const uint32_t full = shared.full + 8 * ring.stage;
       mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
-      if (fewer) {
-        mbarrier_wait(shared.empty + 8 * read.stage, read.parity ^ 1);
-        read.next();
+      if (idles) {
+        mbarrier_wait(shared.empty + 8 * ahead.stage, ahead.parity ^ 1);
+        ahead.next();
       }
       if (elected) {
         mbarrier_arrive_expect(full, bytes);
@@ -198,10 +222,9 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   }
 }
 
-// Tells the producers of all blocks that wrote a stage that a warpgroup has read it: a thread for each block,
-// with the address of that block's barrier at hand. Between the last product of a stage and the first of the
-// next there is little time and much to do, so this is one predicated instruction, also where there is
-// nothing to hand back yet.
+// Tells the producers of all blocks that wrote a stage that this warpgroup has read it. A thread for each
+// block holds the address of that block's barrier. Nothing may delay the next stage's products, so this is
+// one predicated instruction, which also runs where there is no stage to release yet.
 template <typename E>
 class StageRelease {
  public:
@@ -211,7 +234,7 @@ class StageRelease {
     first_ = map_to_rank(shared.empty, place.peer(lane));
     asm volatile("" : "+r"(arrives_), "+r"(first_));  // computed here, not at every stage
   }
-  // The stage that the next call is about.
+  // The stage that the next call releases.
   __device__ __forceinline__ void hold(int stage) {
     held_ = arrives_;
     barrier_ = first_ + 8 * stage;
@@ -223,10 +246,10 @@ class StageRelease {
   uint32_t barrier_ = 0, held_ = 0;
 };
 
-// acc = x rows [row, row + kGroupRows) times the first kColumns of y over k_blocks >= 1 stages from the ring.
-// One stage's products stay in flight while the next are issued; a stage goes back once the products that
-// follow it have been issued. `arrived` is called with the first stage when it is there, `started` when its
-// products have been issued, `issued` when the last product has been issued but not yet waited for.
+// acc = rows [row, row + kGroupRows) of x times the first kColumns rows of y, over the next k_blocks >= 1
+// stages. One stage's products are in flight while the next stage's are issued, and only then is the stage
+// released. Three hooks: `arrived` is called with the first stage when it has arrived, `started` when its
+// products have been issued, and `issued` when all products have been issued but not yet waited for.
 template <typename E, int kColumns, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
@@ -239,8 +262,8 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   const uint64_t y_base = Y::descriptor(shared.y);
   StageRelease<E> release(shared, place);
 
-  // The first stage stays in the loop: with code of its own before it, the compiler finds no registers to keep
-  // the products of large tiles in flight, and makes each wait for the one before.
+  // The first stage stays in the loop: with code of its own before it, the compiler finds no registers to
+  // keep the products of large tiles in flight, and makes each wait for the one before.
   uint32_t accumulate = 0;
   for (int block = 0; block < k_blocks; ++block) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);

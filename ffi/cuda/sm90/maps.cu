@@ -7,8 +7,8 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-// Of an operand, or what there is of it from `base` on: `outer` rows of `inner` elements, `pitch` apart, in
-// boxes of so many.
+// A map of an operand from `base` on: `outer` lines of `inner` elements, `pitch` elements apart, in boxes of
+// box_outer lines of box_inner elements.
 Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int64_t outer, int64_t pitch,
                    int box_inner, int box_outer, const GemmProblem& p, CUtensorMap* map) {
   const int64_t batch1 = x.batch_stride[1] ? p.batch[1] : 1, batch0 = x.batch_stride[0] ? p.batch[0] : 1;
@@ -21,16 +21,17 @@ Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int
                            map);
 }
 
-// Of an operand for tiles that have `rows` of it, `tile_rows` at most, which `share` blocks of a cluster load
-// together.
+// A map of an operand for tiles of `tile_rows` of its rows, of which it has `rows`. `share` blocks of a
+// cluster load a tile together.
 Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int share,
                    const GemmProblem& p, CUtensorMap* map) {
   const bool k_major = x.major == Major::kK;
-  return encode_rows(x, base, x.inner(), x.outer(), x.ld, k_major ? kTileK : rows_block(tile_rows),
+  return encode_rows(x, base, x.inner(), x.outer(), x.ld, k_major ? kTileK : mn_block_rows(tile_rows),
                      (k_major ? loaded_rows(rows, tile_rows, share) : kTileK) / share, p, map);
 }
 
-// For the first tile and all whole ones, and for a last one that is cut.
+// The map for whole tiles, or for the only tile; and `edge`, for a last tile that is cut where there are
+// others.
 Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, int share, const GemmProblem& p,
                     CUtensorMap* map, CUtensorMap* edge) {
   const Status status = operand_map(x, base, x.rows, tile_rows, share, p, map);
@@ -38,14 +39,17 @@ Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, in
   return operand_map(x, base, x.rows % tile_rows, tile_rows, share, p, edge);
 }
 
-// Of an operand that is realigned, every eighth line. Where lines are no multiple of 8, `edge` is the map of
-// the first of every 8, which are one more: up to the last one's end, as what is behind it is another's. The
-// others' map ends with the last whole 8; if there are none, what it has of others' lines is shifted out.
+// The maps of an operand that is shifted on its way. A map's line is 8 of the operand's lines, from which a
+// box takes one: its k-th line of 8 begins k pitches further on. Where the count of lines is no multiple of
+// 8, the last map line is cut, so `edge` is the map for the first `rest` of every 8 lines, and ends with the
+// operand's last line: what follows in memory is not the operand's. `map`, for the others, ends with the last
+// whole 8. Where there are no whole 8, all loads use `edge`, and shifting drops what they bring of other
+// lines.
 Status lines_maps(const PlannedOperand& y, const void* base, const TileConfig& tile, const GemmProblem& p,
                   CUtensorMap* map, CUtensorMap* edge) {
   const RawStage stage(tile, y.major == Major::kMN);
-  const auto encode = [&](int64_t of_8, int64_t count, CUtensorMap* to) {
-    return encode_rows(y, base, (of_8 - 1) * y.ld + y.inner(), count, 8 * y.ld, 8 * stage.vectors,
+  const auto encode = [&](int64_t lines, int64_t count, CUtensorMap* to) {  // `lines` of every 8
+    return encode_rows(y, base, (lines - 1) * y.ld + y.inner(), count, 8 * y.ld, 8 * stage.vectors,
                        stage.box_lines, p, to);
   };
   const int64_t whole = y.outer() / 8, rest = y.outer() % 8;
@@ -57,31 +61,30 @@ Status lines_maps(const PlannedOperand& y, const void* base, const TileConfig& t
   return status;
 }
 
-// Of x's rows that are every eighth, from each of the first eight on, so many of them at a time.
+// For each `first` of 0 to 7, a map of x's rows first, first + 8, ..., of which a box has `rows`. It begins
+// at the multiple of `align` before the first of these rows.
 Status every_eighth_maps(const PlannedOperand& x, const void* base, int rows, const GemmProblem& p,
                          int64_t align, CUtensorMap (&maps)[8]) {
   for (int64_t first = 0; first < std::min<int64_t>(8, x.rows); ++first) {
-    const int64_t late = first * x.ld % align;
-    const uint8_t* const from = static_cast<const uint8_t*>(base) + 2 * (first * x.ld - late);
-    const Status status = encode_rows(x, from, late + x.k, ceil_div(x.rows - first, 8), 8 * x.ld, kTileK,
+    const int64_t before = first * x.ld % align;
+    const uint8_t* const from = static_cast<const uint8_t*>(base) + 2 * (first * x.ld - before);
+    const Status status = encode_rows(x, from, before + x.k, ceil_div(x.rows - first, 8), 8 * x.ld, kTileK,
                                       rows, p, &maps[first]);
     if (!status.ok()) return status;
   }
   return {};
 }
 
-Lines lines_of(const PlannedOperand& x, const void* base, int align) {
-  return {base,
-          x.ld,
-          {x.batch_stride[0], x.batch_stride[1]},
-          static_cast<int>(x.inner()),
-          static_cast<int>(x.outer()),
-          align,
-          {},
-          {}};
+UnalignedLines lines_of(const PlannedOperand& x, int align) {
+  return {.pitch = x.ld,
+          .length = static_cast<int>(x.inner()),
+          .count = static_cast<int>(x.outer()),
+          .align = align,
+          .longer = {},
+          .shorter = {}};
 }
 
-// Of so many rows of so many products of D, or of C, which is as D is.
+// A map of D, or of C, which has D's layout: `rows` rows of `products` products, in boxes of a strip.
 Status result_map(const GemmProblem& p, const Output& out, const void* base, int64_t rows, int64_t products,
                   int columns, CUtensorMap* map) {
   return encode_tensor_map({.base = base,
@@ -96,22 +99,25 @@ Status result_map(const GemmProblem& p, const Output& out, const void* base, int
 }  // namespace
 
 Status load_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,
-                 EighthsParams* params) {
+                 EveryEighthParams* params) {
   const PlannedOperand &x = plan.x(), &y = plan.y();
   const Config& c = plan.config;
   const TileConfig& tile = kTiles[c.tile];
   Status status;
-  if (tile.eighths()) {
-    const int align = eighths_align(x.ld);
-    params->lines = lines_of(x, x_base, align);
-    status = every_eighth_maps(x, x_base, tile.tile_m / c.cluster_n, p, align, params->every);
+  if (tile.every_eighth) {
+    const int align = every_eighth_align(x.ld);
+    const uint32_t rows = params->schedule.rows;
+    params->lines = lines_of(x, align);
+    params->lines.longer = Divisor(rows / 8 + 1);
+    params->lines.shorter = Divisor(std::max(rows / 8, 1u));  // unused where there are none
+    status = every_eighth_maps(x, x_base, tile.tile_m / c.cluster_n, p, align, params->x_from);
   } else {
     status = operand_maps(x, x_base, tile.result_m(), c.cluster_n, p, &params->x, &params->x_edge);
   }
   if (!status.ok()) return status;
-  if (!tile.realigns())
+  if (!tile.realigns)
     return operand_maps(y, y_base, tile.result_n(), c.cluster_m, p, &params->y, &params->y_edge);
-  params->lines = lines_of(y, y_base, 8);
+  params->lines = lines_of(y, 8);
   return lines_maps(y, y_base, tile, p, &params->y, &params->y_edge);
 }
 
@@ -122,21 +128,22 @@ Status up_map(const Plan& plan, const void* b_up, const GemmProblem& p, CUtensor
   return operand_map(plan.b_up, b_up, plan.b_up.rows, rows, share, p, map);
 }
 
-Status result_maps(const Plan& plan, const GemmProblem& p, EighthsParams* params) {
+Status result_maps(const Plan& plan, const GemmProblem& p, EveryEighthParams* params) {
   const Output& out = params->out;
   const TileConfig& tile = kTiles[plan.config.tile];
-  const auto encode = [&](const void* base, CUtensorMap* map, CUtensorMap* more) {
+  // Where tiles have every eighth row, the first p.m % 8 of 8 products have one row more than the others.
+  const auto encode = [&](const void* base, CUtensorMap* map, CUtensorMap* longer) {
     const int columns = tile.strip_columns();
-    if (!tile.eighths()) return result_map(p, out, base, p.m, p.batch_count(), columns, map);
+    if (!tile.every_eighth) return result_map(p, out, base, p.m, p.batch_count(), columns, map);
     const int64_t rows = p.m / 8, rest = p.m % 8;
-    const Status status = rest ? result_map(p, out, base, rows + 1, rest, columns, more) : Status{};
-    if (rows == 0) *map = *more;
+    const Status status = rest ? result_map(p, out, base, rows + 1, rest, columns, longer) : Status{};
+    if (rows == 0) *map = *longer;
     return status.ok() && rows ? result_map(p, out, base, rows, 8, columns, map) : status;
   };
-  if (!by_copy_engine(out.way)) return {};
-  const Status status = encode(out.d, &params->d, &params->d_more);
+  if (!by_copy_engine(out.path)) return {};
+  const Status status = encode(out.d, &params->d, &params->d_longer);
   if (!status.ok() || !out.c) return status;
-  return encode(out.c, &params->c, &params->c_more);
+  return encode(out.c, &params->c, &params->c_longer);
 }
 
 }  // namespace jaxgemm::cuda::sm90

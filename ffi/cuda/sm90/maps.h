@@ -6,14 +6,15 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Those of both operands, which begin at x and y, and what else it takes to load them.
+// The maps of both operands, which begin at x and y, and `lines` where one of them is unaligned and loaded in
+// place. params->schedule must be set.
 Status load_maps(const Plan& plan, const void* x, const void* y, const GemmProblem& problem,
-                 EighthsParams* params);
+                 EveryEighthParams* params);
 
-// That of the second weight of a gated product.
+// The map of the second weight of a gated product.
 Status up_map(const Plan& plan, const void* b_up, const GemmProblem& problem, CUtensorMap* map);
 
-// Those of D, and of C, where the copy engine writes the one and brings the other.
-Status result_maps(const Plan& plan, const GemmProblem& problem, EighthsParams* params);
+// The maps of D and of C, where the copy engine writes the one and brings the other. params->out must be set.
+Status result_maps(const Plan& plan, const GemmProblem& problem, EveryEighthParams* params);
 
 }  // namespace jaxgemm::cuda::sm90

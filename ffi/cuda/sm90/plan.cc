@@ -15,15 +15,16 @@ size_t take(size_t* total, size_t bytes) {
   return offset;
 }
 
-// `anywhere`: tiles load it from wherever its rows begin.
+// An operand of the product, and its copy's place in the workspace if it needs one. `in_place`: tiles load it
+// where it lies though it may be unaligned.
 PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& p,
-                            bool anywhere, size_t* workspace) {
+                            bool in_place, size_t* workspace) {
   PlannedOperand x;
   x.rows = rows;
   x.k = p.k;
   x.ld = matrix.ld;
   x.major = k_major ? Major::kK : Major::kMN;
-  bool aligned = anywhere || x.outer() <= 1 || x.ld % kAlign == 0;
+  bool aligned = in_place || x.outer() <= 1 || x.ld % kAlign == 0;
   for (int i = 0; i < 2; ++i) {
     x.batch_stride[i] = p.batch[i] > 1 ? matrix.batch_stride[i] : 0;
     aligned = aligned && x.batch_stride[i] % kAlign == 0;
@@ -32,7 +33,7 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   x.repack = true;
   x.ld = round_up(x.inner(), kL2Line);
   const int64_t product = x.ld * x.outer();
-  // A broadcast batch level stays one: the copy has as many products as the operand has distinct ones.
+  // Where a level of the batch is broadcast its stride is 0, and stays 0: the copy holds each matrix once.
   const int64_t inner_count = x.batch_stride[1] ? p.batch[1] : 1;
   const int64_t outer_count = x.batch_stride[0] ? p.batch[0] : 1;
   if (x.batch_stride[1]) x.batch_stride[1] = product;
@@ -50,7 +51,7 @@ Plan make_plan(const GemmProblem& p) {
   if (!plan.found) return plan;
   plan.config = ranked[0].config;
   const TileConfig& tile = kTiles[plan.config.tile];
-  const bool swap = plan.config.swap, x = tile.eighths(), y = tile.realigns();  // which of them
+  const bool swap = plan.config.swap, x = tile.every_eighth, y = tile.realigns;  // loaded in place
   plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, swap ? y : x, &plan.workspace);
   plan.b = plan_operand(p.b, p.n, p.b.transposed, p, swap ? x : y, &plan.workspace);
   if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, false, &plan.workspace);

@@ -10,12 +10,12 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// One operand seen as rows (of op(A), or columns of op(B)) times k.
+// One operand seen as rows x k: rows of op(A), or columns of op(B).
 struct PlannedOperand {
   int64_t rows = 0, k = 0, ld = 0;
   Major major = Major::kK;
   int64_t batch_stride[2] = {0, 0};
-  bool repack = false;          // rows that the copy engine cannot address are copied to a pitch that it can
+  bool repack = false;          // it is copied to aligned rows first, which ld and batch_stride describe
   size_t workspace_offset = 0;  // of the copy
 
   int64_t inner() const { return major == Major::kK ? k : rows; }
@@ -28,7 +28,7 @@ struct Plan {
   PlannedOperand a, b, b_up;  // b_up has no rows unless the problem is gated
   size_t partial_offset = 0;  // of the splits' partial results, fp32
   int64_t partial_pitch = 0;
-  int idle_stages = 0;  // of the ring: see cost.h
+  int idle_stages = 0;  // of the ring, which are left empty: see cost.h
   size_t workspace = 0;
 
   const PlannedOperand& x() const { return config.swap ? b : a; }

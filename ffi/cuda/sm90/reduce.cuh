@@ -1,4 +1,4 @@
-// The second phase of split-K: partial results are added in the order of their splits and finished.
+// The second kernel of a split K: partial results are added in the order of their splits, and finished.
 #pragma once
 
 #include "../device/epilogue.cuh"

@@ -1,6 +1,7 @@
-// A block owns a run of 4-column groups of D. Its threads form a table of groups x slices: each slice of
-// threads adds a stretch of consecutive splits, then the slices are added in order, so that the order of the
-// additions depends on the number of splits alone. With few splits there is one slice.
+// Adds the partial results of a split K. A block has a run of groups of 4 columns of D. Its threads form a
+// table, groups x stretches: each thread adds one group's partial results over a stretch of consecutive
+// splits, then the stretches are added in their order. So the order of additions depends on the number of
+// splits alone. With 8 splits or fewer there is one stretch.
 #include "../device/divisor.cuh"
 #include "../device/ptx.cuh"
 #include "reduce.cuh"
@@ -13,10 +14,11 @@ constexpr int kThreads = 256;
 struct Partials {
   const float* data;
   int64_t pitch, split_stride;
-  uint32_t groups;  // of 4 columns, in all products
-  Divisor per_row;  // of them
-  int splits, slices, slice_shift;
-  bool plain, vectors;  // alpha is the whole epilogue; D's rows are made of whole aligned groups
+  uint32_t groups;  // of 4 columns, of all products
+  Divisor per_row;  // groups
+  int splits, stretches, stretch_shift;
+  bool plain;    // there is no epilogue but alpha
+  bool vectors;  // D's rows are whole aligned groups
 };
 
 template <typename D>
@@ -27,14 +29,14 @@ struct alignas(4 * sizeof(D)) Four {
 template <typename T>
 __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilogue) {
   __shared__ float4 sums[kThreads];
-  const uint32_t groups = kThreads >> p.slice_shift;
-  const int slice = static_cast<int>(threadIdx.x / groups);
+  const uint32_t groups = kThreads >> p.stretch_shift;
+  const int stretch = static_cast<int>(threadIdx.x / groups);
   const uint32_t group = blockIdx.x * groups + threadIdx.x % groups;
   const uint32_t line = p.per_row(group);
   const int64_t row = line, col = (group - line * p.per_row.divisor) * 4;
   const bool inside = group < p.groups;
-  const int each = (p.splits + p.slices - 1) >> p.slice_shift;
-  const int begin = slice * each, end = min(begin + each, p.splits);
+  const int each = (p.splits + p.stretches - 1) >> p.stretch_shift;
+  const int begin = stretch * each, end = min(begin + each, p.splits);
 
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
   const float* const from = p.data + row * p.pitch + col;
@@ -49,12 +51,12 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
       sum.w += x.w;
     }
   }
-  if (p.slices > 1) {
+  if (p.stretches > 1) {
     sums[threadIdx.x] = sum;
     __syncthreads();
-    if (slice > 0) return;
+    if (stretch > 0) return;
 #pragma unroll 4
-    for (int i = 1; i < p.slices; ++i) {
+    for (int i = 1; i < p.stretches; ++i) {
       const float4 x = sums[i * groups + threadIdx.x];
       sum.x += x.x;
       sum.y += x.y;
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
   }
   if (!inside) return;
   if (p.plain && p.vectors) {
-    // The usual case does not touch the code of the general one, which is long.
+    // Apart from the general case, so that its long code need not be fetched.
     using D = typename T::D;
     Four<D> y;
     y.v[0] = convert<D>(epilogue.alpha * sum.x);
@@ -100,12 +102,12 @@ Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, con
     p.groups = static_cast<uint32_t>(all);
     p.per_row = Divisor(static_cast<uint32_t>(pitch / 4));
     p.splits = splits;
-    while ((8 << p.slice_shift) < splits && p.slice_shift < 4) ++p.slice_shift;
-    p.slices = 1 << p.slice_shift;
+    while ((8 << p.stretch_shift) < splits && p.stretch_shift < 4) ++p.stretch_shift;
+    p.stretches = 1 << p.stretch_shift;
     p.plain = !problem.has_c && !problem.has_bias && problem.activation == Activation::kNone;
     p.vectors =
         problem.n % 4 == 0 && reinterpret_cast<uintptr_t>(buffers.d) % sizeof(Four<typename T::D>) == 0;
-    const int64_t groups = kThreads / p.slices;
+    const int64_t groups = kThreads / p.stretches;
     const int64_t blocks = (all + groups - 1) / groups;
 
     cudaLaunchAttribute attribute;

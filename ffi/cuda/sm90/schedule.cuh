@@ -1,29 +1,36 @@
-// Which tile, split and batch a block works on, and when.
+// Which tile, piece of K and product of the batch a block works on, and when.
 //
-// The grid is persistent: cluster i takes units i, i + clusters, ... A unit is one cluster's worth of tiles
-// of one split of one product. Tiles of a product come first, so that blocks running together read the same
-// stretch of K; they are walked in groups of `group` tile rows, down the rows first, so that the tiles in
-// flight form a compact patch and share their operands in L2. A last column of tiles that is cheap to
-// multiply may come after all others, where it fills the last wave's gaps instead of making a wave of its
-// own. What several blocks of a GPC load at about the same time is loaded from L2 once, so units that follow
-// each other are walked by blocks of one GPC: those follow each other in the grid, unless there are clusters,
-// which are dealt to the GPCs in turn. Where there are no more units than blocks, the grid says which is
-// whose, along the rows or along the columns.
+// The grid is persistent: cluster i takes the units i, i + clusters, i + 2 clusters, ... (units.h says what a
+// unit is.) Units are numbered tile first, then piece of K, then product, so that blocks that run together
+// read the same stretch of K. The tiles of a product are walked in groups of `group` rows of clusters, down
+// the rows of a group first and then along its columns: the tiles in flight form a compact patch, whose
+// operands L2 holds.
+//
+// Three things depart from this order:
+//  - Where there are no more units than blocks (one_wave), the grid's own coordinates say which block has
+//  which
+//    tile, along the rows or along the columns, and nothing is divided.
+//  - Clusters of several blocks are dealt to the chip's GPCs in turn. gpc_ordered_unit() gives clusters of
+//  one
+//    GPC units that follow each other, as what several blocks of a GPC load at about the same time L2 sends
+//    once.
+//  - A narrow last column of tiles may come after all others (narrow_stride() in units.h).
 #pragma once
 
+#include <array>
 #include <cstdint>
 
+#include "../../problem.h"
 #include "../device/divisor.cuh"
-#include "../device/ptx.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
-// Which unit of the first wave is cluster i's, of `count` clusters of 2, 4 or 8 blocks that run at a time: by
-// GPC, and in a GPC in their order. As an H200 deals them, by what its blocks say of where they run: each GPC
-// gets the clusters of 8 of its multiprocessors in turn, and then each but the first, which has no more,
-// those of 8 others. Where there are pairs, the first four go to what is left beside those. Another chip may
-// deal them otherwise, which costs time and nothing else.
-__host__ __device__ constexpr uint32_t dealt_unit(uint32_t i, uint32_t count, uint32_t size) {
+// Which unit of the first wave is cluster i's, where `count` clusters of `size` blocks (2, 4 or 8) run at a
+// time. An H200 deals clusters so, as its blocks told by their multiprocessors' numbers: each of its 8 GPCs
+// gets the clusters of 8 multiprocessors in turn; then each but the first, which has no more, those of 8
+// others; and where clusters are pairs, the first four pairs go to what is left. Another chip may deal them
+// otherwise, which costs time and nothing else.
+__host__ __device__ constexpr uint32_t gpc_ordered_unit(uint32_t i, uint32_t count, uint32_t size) {
   constexpr uint32_t kGpcs = 8, kOthers = kGpcs - 1, kTogether = 8, kBeside = 4;
   const auto least = [](uint32_t a, uint32_t b) { return a < b ? a : b; };
   const uint32_t beside = size == 2 ? least(count, kBeside) : 0;
@@ -40,54 +47,63 @@ __host__ __device__ constexpr uint32_t dealt_unit(uint32_t i, uint32_t count, ui
 struct TileSchedule {
   uint32_t units;
   uint8_t cluster_m, cluster_n;  // 1, 2 or 4
-  uint8_t cluster_shift;         // log2 of the cluster's blocks
-  uint8_t slices;                // of K in a cluster whose cluster_m and cluster_n are 1
-  bool one_wave;       // the grid is rows x columns x products, a block for each: no clusters, no divisions
-  bool columns_first;  // or columns x rows x products
-  uint16_t dealt;      // clusters that run at a time
-  int narrow_col;      // the column of tiles with kNarrow columns or less, or -1
-  uint32_t products;   // all partial results of all products
-  uint32_t k_each, k_extra;   // blocks of K of every piece; so many of the first have one more
-  Divisor splits;             // partial results in memory
-  uint32_t narrow_stride;     // clusters that have units of narrow_col if it is not among `tiles` and follows
-                              // them, in one split of one product: see configs.h; or 0
-  uint32_t rows;              // clusters of tiles along the engine's rows
-  Divisor tiles;              // of one split of one product
-  Divisor group_tiles;        // of a group of rows that are walked together
-  Divisor in_group, in_last;  // rows of a group, and of the last one
+  uint8_t cluster_shift;         // log2 of a cluster's blocks
+  uint8_t slices;                // of K in a cluster; its cluster_m and cluster_n are 1 if there are several
+  bool one_wave;                 // the grid is rows x columns x products, with a block for each tile
+  bool columns_first;            // or columns x rows x products
+  uint16_t resident;             // clusters that run at a time
+  int narrow_col;                // the column of tiles with kNarrowColumns or less, or -1
+  uint32_t products;             // of the batch, times the partial results of each
+  uint32_t k_each, k_extra;  // steps of kTileK in every piece of K; the first k_extra pieces have one more
+  Divisor splits;            // partial results of a product
+  uint32_t narrow_stride;    // clusters that walk narrow_col after all other tiles; 0: it is among the others
+  uint32_t rows;             // rows of clusters
+  Divisor product_tiles;     // clusters of one piece of K of one product, less narrow_col if that comes after
+  Divisor group_tiles;       // those of a group of rows that are walked together
+  Divisor group_rows, last_group_rows;
 };
 
+struct Plan;
+
+// The schedule of a plan on a device of so many multiprocessors; no units where there are too many to count.
+TileSchedule make_schedule(const Plan& plan, const GemmProblem& problem, int multiprocessors);
+// The grid that walks it: blocks along x, y and z.
+std::array<uint32_t, 3> grid_of(const TileSchedule& schedule, const Plan& plan);
+
+// One tile of a block.
 struct Unit {
-  int row, col;  // tile of this block
+  int row, col;  // in tiles
   int split, batch;
-  int k_begin, k_blocks;  // in blocks of kTileK
+  int k_begin, k_blocks;  // in steps of kTileK
 };
 
-// This block's place in its cluster, and its cluster's in the grid: fixed for the whole launch. Blocks of a
-// row or a column of the cluster share loads: its peers, itself included. Or each has a slice of K, and no
-// peers.
+// A block's place in its cluster, and its cluster's in the grid: fixed for the whole launch. Blocks of a row
+// or a column of the cluster share loads: these are its peers, itself included. Where blocks have slices of K
+// instead, a block has no other peers.
 struct ClusterPlace {
   uint32_t size, row, col, slice;
   uint32_t rows, cols;
   uint32_t first_unit, unit_stride;
 
-  __device__ explicit ClusterPlace(const TileSchedule& s) {
+  // `rank_of(size)`: this block's rank in a cluster of `size` blocks.
+  template <typename Rank>
+  __device__ __forceinline__ ClusterPlace(const TileSchedule& s, Rank&& rank_of) {
     size = 1u << s.cluster_shift;
-    const uint32_t rank = size > 1 ? cluster_rank() : 0;
+    const uint32_t rank = rank_of(size);
     rows = s.cluster_m;
     cols = s.cluster_n;
     slice = s.slices > 1 ? rank : 0;
     row = (rank - slice) & (rows - 1);
     col = (rank - slice) >> (rows >> 1);
     first_unit = s.one_wave ? 0 : blockIdx.x >> s.cluster_shift;
-    if (size > 1 && first_unit < s.dealt) first_unit = dealt_unit(first_unit, s.dealt, size);
+    if (size > 1 && first_unit < s.resident) first_unit = gpc_ordered_unit(first_unit, s.resident, size);
     unit_stride = s.one_wave ? s.units : gridDim.x >> s.cluster_shift;
   }
 
   // The unit that follows `index` here; none from s.units on.
   __device__ __forceinline__ uint32_t next(const TileSchedule& s, uint32_t index) const {
     if (s.narrow_stride == 0) return index + unit_stride;
-    const uint32_t whole = s.tiles.divisor;
+    const uint32_t whole = s.product_tiles.divisor;
     if (index >= whole) return index + s.narrow_stride;
     const uint32_t next = index + unit_stride;
     return next < whole + s.narrow_stride ? next : s.units;
@@ -108,6 +124,7 @@ struct ClusterPlace {
   __device__ __forceinline__ uint32_t column_mask() const { return ((1u << rows) - 1) << col * rows; }
 };
 
+// The tile at (row, col) of a product's piece of K. `product` counts pieces too; `slice` is the block's.
 __device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uint32_t col, uint32_t product,
                                         uint32_t slice) {
   Unit unit{};
@@ -119,30 +136,31 @@ __device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uin
     const uint32_t split = product - batch * s.splits.divisor;
     unit.split = static_cast<int>(split);
     unit.batch = static_cast<int>(batch);
-    const uint32_t piece = split + slice;  // one of them is 0
+    const uint32_t piece = split + slice;  // K is split or sliced, never both, so one of them is 0
     unit.k_begin = static_cast<int>(piece * s.k_each + min(piece, s.k_extra));
     unit.k_blocks += piece < s.k_extra ? 1 : 0;
   }
   return unit;
 }
 
-// The only unit of a block where there is one wave.
+// The only tile of a block where there is one wave.
 __device__ __forceinline__ Unit only_unit(const TileSchedule& s) {
   const uint32_t x = blockIdx.x, y = blockIdx.y;
   return unit_of(s, s.columns_first ? y : x, s.columns_first ? x : y, blockIdx.z, 0);
 }
 
+// A block's tile of unit `index`.
 __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlace& place, uint32_t index) {
-  const uint32_t product = s.tiles(index);
-  const uint32_t tile = index - product * s.tiles.divisor;
+  const uint32_t product = s.product_tiles(index);
+  const uint32_t tile = index - product * s.product_tiles.divisor;
   if (s.narrow_stride > 0 && product > 0)
     return unit_of(s, tile * s.cluster_m + place.row, s.narrow_col, 0, 0);
   const uint32_t group = s.group_tiles(tile);
   const uint32_t within = tile - group * s.group_tiles.divisor;
-  const uint32_t first_row = group * s.in_group.divisor;
-  const bool last = first_row + s.in_group.divisor > s.rows;
-  const uint32_t col = last ? s.in_last(within) : s.in_group(within);
-  const uint32_t row_in_group = within - col * (last ? s.in_last.divisor : s.in_group.divisor);
+  const uint32_t first_row = group * s.group_rows.divisor;
+  const bool last = first_row + s.group_rows.divisor > s.rows;
+  const uint32_t col = last ? s.last_group_rows(within) : s.group_rows(within);
+  const uint32_t row_in_group = within - col * (last ? s.last_group_rows.divisor : s.group_rows.divisor);
   return unit_of(s, (first_row + row_in_group) * s.cluster_m + place.row, col * s.cluster_n + place.col,
                  product, place.slice);
 }

@@ -1,9 +1,6 @@
-// sm90: the Hopper engine's host side. A plan becomes tensor maps and parameters, and up to three launches:
-// repack operands whose rows are not aligned, unless they are realigned (one more where a gated product has
-// three), multiply, and add up splits.
-#include <algorithm>
-#include <bit>
-
+// sm90: the Hopper engine's host side. A plan becomes a schedule, an output and tensor maps, which are the
+// kernel's parameters, and up to three launches: copy unaligned operands (twice where a gated product has
+// three of them), multiply, and add the partial results of a split K.
 #include "../../arithmetic.h"
 #include "../../recall.h"
 #include "../chip.h"
@@ -13,9 +10,9 @@
 #include "maps.h"
 #include "plan.h"
 #include "reduce.cuh"
-#include "repack.cuh"
 #include "sm90.h"
 #include "tensor_map.h"
+#include "unaligned/repack.cuh"
 
 namespace jaxgemm::cuda {
 namespace sm90 {
@@ -48,83 +45,54 @@ Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers
                      : status;
 }
 
-// How results are written. What follows the two products of a gated pair is none of the ways' business.
-Way way_of(const Output& out, const GemmProblem& p) {
-  const bool alone = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
-  const bool plain = alone && out.alpha == 1.f;
-  if (out.f32) {
-    const bool fits = out.swap || (p.n % 2 == 0 && aligned(out.d, 8));
-    return plain && fits && !p.gated ? Way::kFloats : Way::kElements;
-  }
-  const bool whole = p.n % 8 == 0 && aligned(out.d, 16);
-  if (whole && (plain || p.gated)) return Way::kPlain;
-  if (p.gated || alone) return Way::kRows;
-  if (!usual(p.activation) || !aligned(out.bias, 4)) return Way::kElements;  // a bias is read in pairs
-  if (whole && aligned(out.c, 16)) return Way::kActivated;
-  return p.has_c ? Way::kElements : Way::kActivatedRows;
-}
-
-Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
-  Output out{};
-  out.rows = p.m;
-  out.cols = p.n;
-  out.swap = plan.config.swap;
-  if (plan.config.partials() > 1) {
-    out.d = static_cast<uint8_t*>(buffers.workspace) + plan.partial_offset;
-    out.pitch = plan.partial_pitch;
-    out.batch_stride = p.m * out.pitch;
-    out.split_stride = out.batch_stride * p.batch_count();
-    out.alpha = 1.f;
-    out.f32 = true;
-    // The padding of a partial row may be written.
-    if (!out.swap) out.cols = out.pitch;
-    out.way = Way::kFloats;
-    return out;
-  }
-  out.d = buffers.d;
-  out.c = buffers.c;
-  out.bias = buffers.bias;
-  const bool eighths = kTiles[plan.config.tile].eighths();  // are products of their own
-  out.pitch = eighths ? 8 * p.n : p.n;
-  out.batch_stride = eighths ? p.n : p.m * p.n;
-  out.alpha = static_cast<float>(p.alpha);
-  out.beta = static_cast<float>(p.beta);
-  out.activation = p.activation;
-  out.f32 = p.d == DType::kF32;
-  out.way = way_of(out, p);
-  return out;
-}
-
 template <typename In>
-Status launch_in(const GemmProblem& p, const Plan& plan, const EighthsParams& params, const CUtensorMap& up,
-                 const Launch& launch) {
+Status launch_in(const GemmProblem& p, const Plan& plan, const EveryEighthParams& params,
+                 const CUtensorMap& up, const Launch& launch) {
   if (p.gated) return launch_gated_tiles<In>(GatedParams{params, up}, launch);
   return with_majors(plan.x().major, plan.y().major,
                      [&]<Major kX, Major kY>() { return launch_tiles<In, kX, kY>(params, launch); });
 }
 
-Status launch_in(const GemmProblem& p, const Plan& plan, const EighthsParams& params, const CUtensorMap& up,
-                 const Launch& launch) {
+Status launch_in(const GemmProblem& p, const Plan& plan, const EveryEighthParams& params,
+                 const CUtensorMap& up, const Launch& launch) {
   return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, up, launch)
                                    : launch_in<__half>(p, plan, params, up, launch);
 }
 
-constexpr bool deals_every_unit_once() {
-  for (const uint32_t size : {2, 4, 8}) {
-    for (uint32_t count = 1; count <= kModelSms; ++count) {
-      bool dealt[kModelSms] = {};
-      for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t unit = dealt_unit(i, count, size);
-        if (unit >= count || dealt[unit]) return false;
-        dealt[unit] = true;
-      }
-    }
-  }
-  return true;
-}
-static_assert(deals_every_unit_once());
+// Where the operands of the product begin: where they were given, or their copies.
+struct Operands {
+  const void *a, *b, *b_up;
+  bool repacked;  // one of them at least
 
-// The product of nothing: no tiles, for which the engine would need code that nothing else runs.
+  bool aligned() const { return cuda::aligned(a, 16) && cuda::aligned(b, 16) && cuda::aligned(b_up, 16); }
+};
+
+Operands operands_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
+  const auto base = [&](const PlannedOperand& x, const void* given) {
+    return x.repack ? static_cast<const uint8_t*>(buffers.workspace) + x.workspace_offset : given;
+  };
+  // b_up is copied where b is.
+  return {base(plan.a, buffers.a), base(plan.b, buffers.b), p.gated ? base(plan.b_up, buffers.b_up) : nullptr,
+          plan.a.repack || plan.b.repack};
+}
+
+BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
+  const PlannedOperand &x = plan.x(), &y = plan.y();
+  return {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
+          y.batch_stride[0] != 0, y.batch_stride[1] != 0};
+}
+
+// All tensor maps of a launch, and what else loading unaligned operands takes.
+Status make_maps(const Plan& plan, const GemmProblem& p, const Operands& operands, EveryEighthParams* params,
+                 CUtensorMap* up) {
+  const bool swap = plan.config.swap;
+  Status status = load_maps(plan, swap ? operands.b : operands.a, swap ? operands.a : operands.b, p, params);
+  if (status.ok() && p.gated) status = up_map(plan, operands.b_up, p, up);
+  return status.ok() ? result_maps(plan, p, params) : status;
+}
+
+// k is 0, so there is nothing to multiply: the second kernel of a split K finishes sums of no partial
+// results.
 Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstream_st* stream) {
   if (!p.gated) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
   const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * dtype_bytes(p.d), stream);
@@ -163,13 +131,15 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& p, const Machine& mach
   std::vector<Candidate> candidates;
   if (p.output_empty()) return candidates;
   for (const RankedConfig& ranked : rank_configs(p, machine)) {
-    const Config& c = ranked.config;
-    const TileConfig& tile = kTiles[c.tile];
-    candidates.push_back(
-        {{tile.tile_m, tile.tile_n, static_cast<int64_t>(tile.schedule), c.cluster_m, c.cluster_n, c.split_k,
-          c.swap ? 2 : 1, c.group, static_cast<int64_t>(c.grid), static_cast<int64_t>(c.reduction),
-          tile.blocks, static_cast<int64_t>(tile.unaligned), static_cast<int64_t>(tile.rows)},
-         ranked.microseconds});
+    const Cost& cost = ranked.cost;
+    candidates.push_back({options_of(ranked.config),
+                          cost.total,
+                          {{"launch", cost.launch},
+                           {"main_loop", cost.main_loop},
+                           {"epilogue", cost.epilogue},
+                           {"memory", cost.memory},
+                           {"split", cost.split},
+                           {"copies", cost.copies}}});
   }
   return candidates;
 }
@@ -181,7 +151,7 @@ Status prepare_sm90(const GemmProblem& p, int) {
   Launch launch;
   launch.prepare = true;
   launch.tile = plan.config.tile;
-  return launch_in(p, plan, EighthsParams{}, {}, launch);
+  return launch_in(p, plan, EveryEighthParams{}, {}, launch);
 }
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
@@ -190,88 +160,35 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   static thread_local Recall<Plan> recall;
   const Plan plan = recall(key_of(p, 0, 0), [&] { return make_plan(p); });
   if (!plan.found) return {"internal error: kernel 'sm90' has no configuration for this problem"};
-  const Config& config = plan.config;
-  const TileConfig& tile = kTiles[config.tile];
-  const bool repack = plan.a.repack || plan.b.repack;  // b_up lies as b does
-  const auto base = [&](const PlannedOperand& x, const void* given) {
-    return x.repack ? static_cast<const uint8_t*>(buffers.workspace) + x.workspace_offset : given;
-  };
-  const void* a = base(plan.a, buffers.a);
-  const void* b = base(plan.b, buffers.b);
-  const void* b_up = p.gated ? base(plan.b_up, buffers.b_up) : nullptr;
-  if (!aligned(a, 16) || !aligned(b, 16) || !aligned(b_up, 16))
-    return {"kernel 'sm90': operands must be aligned to 16 bytes"};
-
-  if (repack) {
+  const Operands operands = operands_of(plan, p, buffers);
+  if (!operands.aligned()) return {"kernel 'sm90': operands must be aligned to 16 bytes"};
+  if (operands.repacked) {
     const Status status = repack_operands(plan, p, buffers, executor.stream);
     if (!status.ok()) return status;
   }
 
-  EighthsParams params{};
+  EveryEighthParams params{};
   CUtensorMap up{};
+  params.schedule = make_schedule(plan, p, multiprocessors(executor.device));
+  if (params.schedule.units == 0) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
   params.out = output_of(plan, p, buffers);
-  const PlannedOperand &x = plan.x(), &y = plan.y();
-  params.batch = {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
-                  y.batch_stride[0] != 0, y.batch_stride[1] != 0};
-  const bool narrow = narrow_edge(tile, y.rows);
-  params.rows = static_cast<int>(x.rows);
-  params.cols = static_cast<int>(y.rows);
-  Status status = load_maps(plan, config.swap ? b : a, config.swap ? a : b, p, &params);
-  if (status.ok() && p.gated) status = up_map(plan, b_up, p, &up);
-  if (status.ok()) status = result_maps(plan, p, &params);
-  if (!status.ok()) return status;
-
-  Launch launch;
-  launch.after_repack = repack;
-  launch.tile = config.tile;
-  launch.cluster = config.cluster();
-  launch.stream = executor.stream;
-
-  TileSchedule& s = params.schedule;
-  s.cluster_m = static_cast<uint8_t>(config.cluster_m);
-  s.cluster_n = static_cast<uint8_t>(config.cluster_n);
-  const int64_t rows = unit_rows(tile, x.rows, config.cluster_m);
-  const int64_t cols = ceil_div(ceil_div(y.rows, tile.result_n()), config.cluster_n);
-  const int64_t units = rows * cols * p.batch_count() * config.partials();
-  if (units > INT32_MAX / 4) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
-  const int sms = multiprocessors(executor.device);
-  const int64_t resident = std::min<int64_t>(units, tile.blocks * resident_clusters(sms, launch.cluster));
-  const int64_t group = std::min<int64_t>(config.group, rows);
-  s.one_wave = one_wave(units, resident, launch.cluster) && (group == 1 || group == rows);
-  s.columns_first = s.one_wave && group < rows;
-  s.narrow_col = narrow ? static_cast<int>(ceil_div(y.rows, tile.result_n()) - 1) : -1;
-  if (narrow && !s.one_wave)
-    s.narrow_stride =
-        static_cast<uint32_t>(narrow_stride(config, rows, cols, units / (rows * cols), resident));
-  // A block for each unit.
-  if (s.narrow_stride > 0 && config.grid == Grid::kTiles) s.narrow_stride = static_cast<uint32_t>(rows);
-  const uint32_t walked = static_cast<uint32_t>(s.narrow_stride > 0 ? cols - 1 : cols);
-  s.units = static_cast<uint32_t>(units);
-  s.products = static_cast<uint32_t>(p.batch_count() * config.partials());
-  s.dealt = static_cast<uint16_t>(resident);
-  s.rows = static_cast<uint32_t>(rows);
-  params.lines.more = Divisor(s.rows / 8 + 1);
-  params.lines.others = Divisor(std::max(s.rows / 8, 1u));  // of none
-  s.tiles = Divisor(s.rows * walked);
-  s.group_tiles = Divisor(static_cast<uint32_t>(group) * walked);
-  s.in_group = Divisor(static_cast<uint32_t>(group));
-  s.in_last = Divisor(static_cast<uint32_t>(rows % group ? rows % group : group));
-  s.splits = Divisor(static_cast<uint32_t>(config.partials()));
-  const int64_t k_blocks = ceil_div(p.k, kTileK);
-  s.k_each = static_cast<uint32_t>(k_blocks / config.split_k);
-  s.k_extra = static_cast<uint32_t>(k_blocks % config.split_k);
-  s.slices = static_cast<uint8_t>(config.slices());
+  params.batch = batch_of(plan, p);
+  params.rows = static_cast<int>(plan.x().rows);
+  params.cols = static_cast<int>(plan.y().rows);
   params.idle_stages = static_cast<uint8_t>(plan.idle_stages);
-  s.cluster_shift = static_cast<uint8_t>(std::countr_zero(static_cast<unsigned>(launch.cluster)));
-  launch.blocks = dim3(config.grid == Grid::kResident ? resident : units);
-  if (s.one_wave) launch.blocks = dim3(s.rows, static_cast<uint32_t>(cols), s.products);
-  if (s.columns_first) std::swap(launch.blocks.x, launch.blocks.y);
-  launch.blocks.x *= launch.cluster;
+  if (Status status = make_maps(plan, p, operands, &params, &up); !status.ok()) return status;
 
-  status = launch_in(p, plan, params, up, launch);
-  if (!status.ok() || config.partials() == 1) return status;
-  return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch,
-                       config.partials(), executor.stream);
+  const auto [blocks_x, blocks_y, blocks_z] = grid_of(params.schedule, plan);
+  const Launch launch{.after_repack = operands.repacked,
+                      .tile = plan.config.tile,
+                      .cluster = plan.config.cluster(),
+                      .blocks = dim3(blocks_x, blocks_y, blocks_z),
+                      .stream = executor.stream};
+  const Status status = launch_in(p, plan, params, up, launch);
+  const int partials = plan.config.partials();
+  if (!status.ok() || partials == 1) return status;
+  return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch, partials,
+                       executor.stream);
 }
 
 }  // namespace jaxgemm::cuda

@@ -31,7 +31,7 @@ Status encode(const TensorMapRequest& r, CUtensorMap* map) {
     extent[i] = static_cast<cuuint64_t>(r.extent[i]);
     box[i] = static_cast<cuuint32_t>(r.box[i]);
     step[i] = 1;
-    // The stride of a dimension of one element means nothing, but it is checked.
+    // The encoder checks the stride of a dimension of one element, too, though it has no meaning.
     if (i > 0) stride[i - 1] = r.extent[i] > 1 ? static_cast<cuuint64_t>(r.stride[i]) * 2 : 16;
   }
   const CUtensorMapSwizzle swizzle = r.box[0] == 64   ? CU_TENSOR_MAP_SWIZZLE_128B

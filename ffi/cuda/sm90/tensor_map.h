@@ -19,12 +19,12 @@ struct TensorMapRequest {
   bool operator==(const TensorMapRequest&) const = default;
 };
 
-// Looks the driver's function up. Thread-safe, and cheap after the first call.
+// Looks up the driver's function. Thread-safe, and cheap after the first call.
 Status load_tensor_map_encoder();
 
-// The swizzle spans the box's innermost dimension if that is 32, 64 or 128 bytes, and else there is none. A
-// thread's latest maps are kept: a program that runs again finds its buffers where they were, or in one of a
-// few places.
+// Encodes a tensor map. The swizzle spans the box's innermost dimension if that is 32, 64 or 128 bytes;
+// otherwise there is none. Each thread keeps its latest maps, as a program that runs again has its buffers in
+// the same few places.
 Status encode_tensor_map(const TensorMapRequest& request, CUtensorMap* map);
 
 }  // namespace jaxgemm::cuda::sm90

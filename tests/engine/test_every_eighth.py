@@ -18,7 +18,7 @@ TILES = ((128, 256), (128, 128), (64, 192))
 
 
 def options(tile, **others):
-    return {"tile_m": tile[0], "tile_n": tile[1], "rows": 2, **others}
+    return {"tile_m": tile[0], "tile_n": tile[1], "every_eighth": 2, **others}
 
 
 def products(rng, shapes, types=BF16, **keywords):
@@ -113,15 +113,15 @@ def chosen(m, n, k, **keywords):
 def test_when_tiles_have_every_eighth_row():
     """By the model, where A is large and its rows begin anywhere; there is nothing to gain where they do not."""
     for shape in ((4096, 4096, 4099), (8191, 1000, 515)):
-        assert chosen(*shape)["rows"] == 2
+        assert chosen(*shape)["every_eighth"] == 2
     for shape in ((4097, 4095, 4096), (64, 4096, 4099), (4097, 4096, 4096)):
-        assert chosen(*shape)["rows"] == 1
+        assert chosen(*shape)["every_eighth"] == 1
 
 
 @pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")
 def test_rows_do_not_change_with_m_where_bits_must_not():
     for m in (64, 4097):
-        assert chosen(m, 4096, 4099, batch_invariant=True)["rows"] == 1
+        assert chosen(m, 4096, 4099, batch_invariant=True)["every_eighth"] == 1
 
 
 @pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")
@@ -129,7 +129,7 @@ def test_rows_do_not_change_with_m_where_bits_must_not():
 def test_what_does_not_go_together(options):
     a, b = jax.ShapeDtypeStruct((4097, 4099), jnp.bfloat16), jax.ShapeDtypeStruct((4099, 4096), jnp.bfloat16)
     with pytest.raises(jaxgemm.UnsupportedError, match="no tile configuration"):
-        jaxgemm.explain(a, b, platform="cuda", kernel="sm90", rows=2, **options)
+        jaxgemm.explain(a, b, platform="cuda", kernel="sm90", every_eighth=2, **options)
 
 
 @pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")
@@ -137,4 +137,4 @@ def test_what_does_not_go_together(options):
 def test_other_layouts_have_no_such_tiles(transposed):
     a, b = jax.ShapeDtypeStruct((4097, 4097), jnp.bfloat16), jax.ShapeDtypeStruct((4097, 4097), jnp.bfloat16)
     with pytest.raises(jaxgemm.UnsupportedError, match="no tile configuration"):
-        jaxgemm.explain(a, b, platform="cuda", kernel="sm90", rows=2, **{transposed: True})
+        jaxgemm.explain(a, b, platform="cuda", kernel="sm90", every_eighth=2, **{transposed: True})

@@ -1,29 +1,28 @@
-// A thread writes one 16-byte vector, or two of a large copy: more in flight, but late. A source row may
-// start at any element, so a vector comes out of two aligned ones of the source, which are loaded at full
-// width and shifted in registers; the second is the first one of the next lane, and comes from the L1 cache.
-// Vectors are counted through all rows, so that short rows leave no thread without work; zeros fill a row's
-// last.
+// A thread writes one 16-byte vector, or two in a large copy, so that more loads are in flight. A source row
+// may begin at any element, so a thread loads the two aligned vectors that its own lies across, and shifts.
+// The second of them is the first of the next lane, and comes from the L1 cache. Vectors are counted through
+// all rows, so that no thread of a short row is idle. The last vector of a row is filled up with zeros.
 #include <algorithm>
 
-#include "../../arithmetic.h"
-#include "../device/divisor.cuh"
-#include "../device/ptx.cuh"
-#include "../device/shift.cuh"
+#include "../../../arithmetic.h"
+#include "../../device/divisor.cuh"
+#include "../../device/ptx.cuh"
+#include "../../device/shift.cuh"
 #include "repack.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kManyVectors = 1 << 21;  // from here on two a thread
+constexpr uint32_t kManyVectors = 1 << 21;  // from so many on, a thread writes two
 
 struct RepackWork {
   RepackOperand x;
   Divisor line_vectors;
-  uint32_t vectors = 0, blocks = 0;  // of a product
+  uint32_t vectors = 0, blocks = 0;  // for each product of the batch
 };
 
-// The elements of an aligned vector that lie in the operand.
+// Loads the elements of an aligned vector that lie in the operand; zeros for the others.
 __device__ __forceinline__ uint4 load_elements(const uint8_t* address, const uint8_t* begin,
                                                const uint8_t* end) {
   uint4 v = make_uint4(0, 0, 0, 0);
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t batch = blockIdx.y; batch < products; batch += gridDim.y) {
     repack_block<kVectors>(work, static_cast<uint32_t>(batch), block);
   }
-  // The product's blocks may come, and wait for the copies themselves.
+  // The product's kernel may be launched now, and waits for the copies itself.
   release_next_kernel();
 }
 

@@ -1,25 +1,27 @@
-// From accumulators to rows of 16-bit elements that begin anywhere in memory, one warp at a time.
+// Stores strips of 16-bit results to rows of D that are unaligned, one warp at a time.
 //
-// A vector of D is made of the ends of two that are staged. Only the ends of rows are written in smaller
-// parts. Few warps run, and each waits for its own instructions, so that there should be few, and many that
-// are independent: strips are written two at a time, and `start` works out what a lane has to know of both.
+// Strips are staged in shared memory. A 16-byte vector of D then lies across two vectors of the staged row,
+// so a lane loads both and shifts them. Only the ends of rows, where a vector is not the tile's alone, are
+// written in smaller pieces. Few warps run, so what counts is the number of instructions and how many are
+// independent: two strips side by side are written at a time, and RowWriter::start works out what a lane
+// needs for both.
 #pragma once
 
-#include "../device/pair.cuh"
-#include "../device/ptx.cuh"
+#include "../../device/pair.cuh"
+#include "../../device/ptx.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
-// How far an element is from the aligned vector that it lies in.
-__device__ __forceinline__ int elements_in(const uint16_t* p) {
+// How many elements after a multiple of 16 bytes an element lies.
+__device__ __forceinline__ int misalignment_of(const uint16_t* p) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(p) / 2 % 8);
 }
 
-// Lines of shared memory of kColumns elements, one for each of 16 rows. Their 16-byte units are XORed with
-// the row, so that 8 rows' fall in different banks.
+// 16 staged rows of kColumns elements. The number of a 16-byte unit in its row is XORed with the row's
+// number, so that the same units of 8 rows lie in different banks.
 template <int kColumns>
 struct StagedRows {
-  static constexpr int kLine = 2 * kColumns, kUnits = kLine / 16;  // bytes, and vectors
+  static constexpr int kLine = 2 * kColumns, kUnits = kLine / 16;  // bytes and vectors of a row
   static __device__ __forceinline__ uint32_t at(int row, int unit) {
     constexpr int kRowsOfBanks = kLine < 128 ? 128 / kLine : 1;
     const int turn = row / kRowsOfBanks % (kUnits < 8 ? kUnits : 8);
@@ -27,20 +29,22 @@ struct StagedRows {
   }
 };
 
-// The 16 bytes that a row which begins `late` elements late has in place of the staged vector at `vector`,
-// with the one at `before` before it. They are part of three pieces of 8 bytes.
-struct Realigned {
+// One vector of D in a row that begins `misalignment` elements after a multiple of 16 bytes: the last
+// `misalignment` elements of the staged vector at `before`, then the first ones of the staged vector at
+// `vector`. They lie in three pieces of 8 bytes.
+struct ShiftedVector {
   uint32_t at[3];
-  int late;
+  int misalignment;
 
-  Realigned() = default;
-  __device__ __forceinline__ Realigned(uint32_t before, uint32_t vector, int late) : late(late) {
-    at[0] = late == 0 ? vector : before + (late <= 4 ? 8 : 0);
-    at[1] = late <= 4 ? vector + (late == 0 ? 8 : 0) : before + 8;
-    at[2] = vector + (late <= 4 ? 8 : 0);
+  ShiftedVector() = default;
+  __device__ __forceinline__ ShiftedVector(uint32_t before, uint32_t vector, int misalignment)
+      : misalignment(misalignment) {
+    at[0] = misalignment == 0 ? vector : before + (misalignment <= 4 ? 8 : 0);
+    at[1] = misalignment <= 4 ? vector + (misalignment == 0 ? 8 : 0) : before + 8;
+    at[2] = vector + (misalignment <= 4 ? 8 : 0);
   }
 
-  // `down` is the distance of the line from this one.
+  // `down`: bytes from this row to the one that is loaded.
   __device__ __forceinline__ uint4 load(uint32_t down) const {
     uint32_t w[6];
 #pragma unroll
@@ -50,15 +54,15 @@ struct Realigned {
                    : "r"(at[i] + down));
     }
 #pragma unroll
-    for (int i = 0; i < 5; ++i) w[i] = (late ^ late >> 1) & 1 ? w[i + 1] : w[i];
-    const uint32_t bits = late % 2 * 16;
+    for (int i = 0; i < 5; ++i) w[i] = (misalignment ^ misalignment >> 1) & 1 ? w[i + 1] : w[i];
+    const uint32_t bits = misalignment % 2 * 16;
     return make_uint4(__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits),
                       __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
   }
 };
 
-// Elements [begin, end) of an aligned vector: whole pairs of words, whole words, and the halves of those that
-// the part begins or ends within. Every lane has another part, so nothing here is a branch.
+// Elements [begin, end) of an aligned vector, stored as pieces of 8, 4 and 2 bytes. Lanes have different
+// parts, so stores are predicated and nothing branches.
 class VectorPart {
  public:
   VectorPart() = default;
@@ -91,12 +95,12 @@ class VectorPart {
   int begin_ = 0, last_ = 0, words_ = 0, stores_ = 0;
 };
 
-// Writes 16 rows of kStrips strips side by side, which are staged together.
+// Stages kStrips strips side by side and writes their 16 rows.
 template <int kCols, int kStrips>
 class RowWriter {
   using Lines = StagedRows<kStrips * kCols>;
   static constexpr int kLanes = Lines::kUnits, kRows = 32 / kLanes;
-  // Rows 8 apart are a multiple of 16 bytes apart.
+  // Rows that a lane writes before its misalignments repeat: rows 8 apart have the same.
   static constexpr int kDifferent = kRows < 8 ? 8 / kRows : 1;
 
  public:
@@ -107,10 +111,10 @@ class RowWriter {
         lane_(static_cast<int>(threadIdx.x % 32)),
         fill_(staging + Lines::at(lane_ / 8 % 2 * 8 + lane_ % 8, lane_ / 16)) {}
 
-  // For rows of which `cols` elements exist, one at least, and the first of which begins at `d`, or at a
-  // multiple of 16 bytes from there.
+  // Prepares for rows of which `cols` >= 1 elements exist. The first begins at `d`, or a multiple of 16 bytes
+  // from there.
   __device__ __forceinline__ void start(const uint16_t* d, int cols) {
-    phase_ = elements_in(d);
+    first_misalignment_ = misalignment_of(d);
     cols_ = cols;
     find_vectors();
     find_ends();
@@ -127,8 +131,8 @@ class RowWriter {
     }
   }
 
-  // Writes what is staged to `rows` rows from `d` on, as many at a time as differ in where vectors begin:
-  // more code would have to be fetched anew for every strip.
+  // Writes what is staged to `rows` rows from `d` on. The loop covers kDifferent rows of a lane at a time and
+  // no more, as longer code would have to be fetched anew for every strip.
   __device__ __forceinline__ void write(uint16_t* d, int rows) const {
     uint8_t* const to = reinterpret_cast<uint8_t*>(d);
 #pragma unroll 1
@@ -140,16 +144,15 @@ class RowWriter {
 #pragma unroll
       for (int i = 0; i < kDifferent; ++i) {
         store_global_if((whole_ & 1 << i) && lane_ / kLanes + i * kRows + first < rows,
-                        there + (i * kRows * pitch_ - 2 * vectors_[i].late), v[i]);
+                        there + (i * kRows * pitch_ - 2 * vectors_[i].misalignment), v[i]);
       }
     }
     end_part_.store_if(lane_ % 16 < rows, to + end_offset_, end_vector_.load(0));
   }
 
  private:
-  // How many elements late a row begins.
-  __device__ __forceinline__ int late_of(int row) const {
-    return (phase_ + row * static_cast<int>(pitch_ / 2)) & 7;
+  __device__ __forceinline__ int misalignment(int row) const {
+    return (first_misalignment_ + row * static_cast<int>(pitch_ / 2)) & 7;
   }
 
   __device__ __forceinline__ void find_vectors() {
@@ -157,39 +160,40 @@ class RowWriter {
     offset_ = lane_ / kLanes * pitch_ + 16 * unit;
 #pragma unroll
     for (int i = 0; i < kDifferent; ++i) {
-      const int row = lane_ / kLanes + i * kRows, late = late_of(row);
-      vectors_[i] = Realigned(staging_ + Lines::at(row, unit - 1), staging_ + Lines::at(row, unit), late);
+      const int row = lane_ / kLanes + i * kRows, skew = misalignment(row);
+      vectors_[i] = ShiftedVector(staging_ + Lines::at(row, unit - 1), staging_ + Lines::at(row, unit), skew);
     }
   }
 
-  // The first vector of a row is not the tile's alone where the row begins within it, nor is the last one.
+  // A row's first vector is written in pieces where the row begins within it, and its last where the row ends
+  // within it. `skew` is the row's misalignment.
   __device__ __forceinline__ void find_ends() {
     const int unit = lane_ % kLanes;
     whole_ = 0;
 #pragma unroll
     for (int i = 0; i < kDifferent; ++i) {
-      const int late = late_of(lane_ / kLanes + i * kRows), begin = 8 * unit - late;
+      const int skew = misalignment(lane_ / kLanes + i * kRows), begin = 8 * unit - skew;
       whole_ |= (begin >= 0 && begin + 8 <= cols_) << i;
     }
-    // One lane a row for what begins within a vector, another for what ends within one.
+    // Lanes 0 to 15 write the first vectors of the 16 rows, lanes 16 to 31 the last ones.
     const bool tail = lane_ >= 16;
-    const int row = lane_ % 16, late = late_of(row), end = late + cols_, end_unit = tail ? end / 8 : 0;
-    const bool both = late > 0 && end_unit == 0;  // and the first lane's
-    end_part_ = tail ? VectorPart(0, both ? 0 : end % 8) : VectorPart(late, late > 0 ? min(end, 8) : 0);
+    const int row = lane_ % 16, skew = misalignment(row), end = skew + cols_, end_unit = tail ? end / 8 : 0;
+    const bool both = skew > 0 && end_unit == 0;  // it is the first vector, too
+    end_part_ = tail ? VectorPart(0, both ? 0 : end % 8) : VectorPart(skew, skew > 0 ? min(end, 8) : 0);
     end_vector_ =
-        Realigned(staging_ + Lines::at(row, end_unit - 1), staging_ + Lines::at(row, end_unit), late);
-    end_offset_ = row * pitch_ + 2 * (8 * end_unit - late);
+        ShiftedVector(staging_ + Lines::at(row, end_unit - 1), staging_ + Lines::at(row, end_unit), skew);
+    end_offset_ = row * pitch_ + 2 * (8 * end_unit - skew);
   }
 
   int64_t pitch_;  // bytes
   uint32_t staging_;
   int lane_;
   uint32_t fill_;
-  int phase_, cols_;
-  Realigned vectors_[kDifferent];
-  int64_t offset_;  // bytes to the first of them, were it not late
-  int whole_;       // a bit for each of them
-  Realigned end_vector_;
+  int first_misalignment_, cols_;
+  ShiftedVector vectors_[kDifferent];
+  int64_t offset_;  // bytes from `d` to the first of them, before its misalignment is subtracted
+  int whole_;       // a bit for each of them: written as a whole
+  ShiftedVector end_vector_;
   int64_t end_offset_;
   VectorPart end_part_;
 };

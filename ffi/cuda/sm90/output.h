@@ -1,0 +1,41 @@
+// What the epilogue of a launch does with results, and where they go. Needs no CUDA.
+#pragma once
+
+#include "../../problem.h"
+
+namespace jaxgemm::cuda::sm90 {
+
+// How results get to D. Each path has code of its own: when a kernel starts its instructions are not cached,
+// and a short product takes as long to fetch them as to multiply, so the code that runs should lie together.
+enum class StorePath : uint8_t {
+  kTma,           // 16-bit results, with no epilogue, by the copy engine
+  kTmaFinished,   // 16-bit results times alpha, with C, a bias and an activation of short code, likewise
+  kRows,          // 16-bit results times alpha to unaligned rows: unaligned/result_rows.cuh
+  kRowsFinished,  // the same with a bias and an activation of short code
+  kFp32,          // fp32 results with no epilogue, in pairs unless operands are swapped
+  kElements,      // everything else, one element at a time
+};
+
+// The part of a kernel's parameters that is about results. Rows and columns are those of D, whether or not
+// operands are swapped.
+struct Output {
+  void* d;
+  const void* c;     // null: none
+  const void* bias;  // null: none
+  int64_t rows, cols;
+  int64_t pitch;         // elements from row to row
+  int64_t batch_stride;  // elements from product to product
+  int64_t split_stride;  // elements from one split's partial result to the next one's
+  float alpha, beta;
+  Activation activation;
+  bool swap;  // the engine's rows are D's columns
+  bool f32;   // D is fp32, as partial results are; otherwise it has the operands' type
+  StorePath path;
+};
+
+struct Plan;
+
+// The output of a launch: D, or the workspace's partial results where K is split.
+Output output_of(const Plan& plan, const GemmProblem& problem, const GemmBuffers& buffers);
+
+}  // namespace jaxgemm::cuda::sm90

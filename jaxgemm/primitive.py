@@ -340,7 +340,7 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     certain lengths on each device.
     """
     if params["kernel"] == "auto" and not params["batch_invariant"] and device_count(ctx) > 1:
-        # XLA runs products beside collectives, where ours have been slower (benchmarks/results/nvidia-h200-x4).
+        # XLA runs products beside collectives, where ours have been slower (docs/sharding.md).
         params = dict(params, kernel="xla", options=())
     elif device_count(ctx) > 1:
         params = _beside_collectives(params)

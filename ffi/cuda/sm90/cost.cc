@@ -15,12 +15,13 @@
 //
 // The constants were fitted by benchmarks/fit.py to timings of products drawn at random and of some that
 // models have, many configurations of each: by the time that the model's choice loses against the best of
-// them, and by how far its times are off. The timings are fit.json of benchmarks/results/nvidia-h200 and, of
-// nvidia-h100-80gb-hbm3, walks_fit.json, eighths_fit.json, copied_fit.json and realigned_fit.json. Epilogues
-// have changed since: kFinish was fitted to the H200's present_fit.json when each kind of epilogue had a
-// kernel of its own, and one kernel now has them all; what clusters, copies, unaligned results and tiles of
-// every eighth row take was fitted to its odd_fit.json too. The rates are an H200's, and memory's is scaled
-// to the machine's. Constants absorb what the model leaves out, so they are not the machine's rates.
+// them, and by how far its times are off. The timings are sources of
+// benchmarks/results/sm90_configurations.json: nvidia-h200/fit and, of nvidia-h100-80gb-hbm3, walks_fit,
+// eighths_fit, copied_fit and realigned_fit. Epilogues have changed since: kFinish was fitted to
+// nvidia-h200/present_fit when each kind of epilogue had a kernel of its own, and one kernel now has them all;
+// what clusters, copies, unaligned results and tiles of every eighth row take was fitted to nvidia-h200/odd_fit
+// too. The rates are an H200's, and memory's is scaled to the machine's. Constants absorb what the model leaves
+// out, so they are not the machine's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -33,7 +34,7 @@ namespace {
 
 // Bytes of both operands that all blocks together keep in flight, and stages that a block fills in any case.
 // Memory needs as many to be busy. More make few rows of long sums slower
-// (benchmarks/results/nvidia-h100-80gb-hbm3/stages.json); we believe because blocks drift apart.
+// (docs/experiments/loads.md); we believe because blocks drift apart.
 constexpr double kBytesInFlight = 9e6;
 constexpr int kMinStages = 4;
 

@@ -6,14 +6,13 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <iterator>
 
 #include "problem.h"
 
 namespace jaxgemm {
 
-constexpr size_t kMaxOptions = 13;  // of one kernel
-
-// Everything that a problem consists of, and two numbers of the user's own, for comparison.
+// Everything that a problem consists of, and two numbers of the caller's own, for comparison.
 using ProblemKey = std::array<int64_t, 16 + kMaxOptions>;
 
 inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
@@ -26,8 +25,10 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
                            p.has_bias,
                            p.gated,
                            static_cast<int64_t>(p.activation)};
+  // Six bits each, so that every value of an enumeration has a place of its own.
+  static_assert(std::size(kElementTypes) <= 64 && std::size(kinds) * 6 <= 54 && kMaxOptions < 512);
   int64_t packed = static_cast<int64_t>(p.config.size());
-  for (const int64_t kind : kinds) packed = packed * 8 + kind;
+  for (const int64_t kind : kinds) packed = packed << 6 | kind;
   ProblemKey key = {first,
                     second,
                     packed,

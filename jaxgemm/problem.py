@@ -28,10 +28,6 @@ class Matrix:
     ld: int
     batch_stride: tuple[int, int]
 
-    def wire(self) -> tuple[int, int, int, int]:
-        """The four integers of the call's attribute."""
-        return int(self.transposed), self.ld, *self.batch_stride
-
 
 @dataclass(frozen=True)
 class Problem:

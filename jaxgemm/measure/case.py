@@ -12,18 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 import jaxgemm
-from jaxgemm import roofline
+from jaxgemm.dtypes import ELEMENT_TYPES, OPERANDS
 from jaxgemm.epilogue import ACTIVATIONS
 
 #: What ``--dtype`` takes, short and long.
-DTYPES = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "s8": "int8",
-    "u8": "uint8",
-}
+DTYPES = {ELEMENT_TYPES[name].short: name for name in OPERANDS}
 LAYOUTS = ("NN", "NT", "TN", "TT")
 PRECISIONS = ("default", "highest")
 
@@ -56,8 +49,8 @@ class Case:
 
     @property
     def out_dtype(self) -> str:
-        """8-bit integers give int32, everything else its own type."""
-        return "int32" if self.dtype in ("int8", "uint8") else self.dtype
+        """What ``gemm`` returns unless asked for another type: 8-bit integers give int32."""
+        return ELEMENT_TYPES[self.dtype].result
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -87,7 +80,7 @@ class Case:
     def operand_bytes(self) -> int:
         """Bytes of A and B."""
         a, b = self.shapes
-        return (int(np.prod(a)) + int(np.prod(b))) * roofline.DTYPE_BYTES[self.dtype]
+        return (int(np.prod(a)) + int(np.prod(b))) * ELEMENT_TYPES[self.dtype].bytes
 
     @property
     def jax_precision(self) -> jax.lax.Precision | None:

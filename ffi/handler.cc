@@ -119,9 +119,10 @@ ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
   return ffi::Error::Success();
 }
 
-// Whether this thread has initialized a call on a device. A call is known by where XLA keeps its attributes,
-// as this is asked for every call at every execution of a program. Where XLA has since put another call's in
-// the same place, that one is prepared when it is executed.
+// Whether this thread has initialized a call on a device. This is asked for every call at every execution of
+// a program, so a call is told by the address at which XLA keeps its attributes. If XLA has since put the
+// attributes of another call there, that other call is taken for initialized, and prepared when it is
+// executed.
 bool initialized_before(const WireAttributes& attributes, int32_t device) {
   using Seen = std::pair<const void*, int32_t>;
   static thread_local std::array<Seen, 1024> table;

@@ -1,8 +1,8 @@
 """``gated_gemm``: the pair of products of a gated layer, ``activation(x w_gate) * (x w_up)``.
 
-On Hopper it is one launch, which writes the result and nothing else, unless two products should take less. Everywhere
-else, in programs on several devices, and for derivatives, it is composed of two ordinary products, so that whatever can
-be done with those can be done with it.
+On Hopper it is one launch, which writes the result and nothing else, unless two products are expected to take less
+time. Everywhere else, in programs on several devices, and for derivatives, it is composed of two ordinary products, so
+that JAX can do with it whatever it can do with those.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ def product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: dict[str, An
 
 
 def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
-    """The same of two products; ``narrow`` ones are in the result's type, whoever computes them.
+    """The same, composed of two products; with ``narrow`` both are in the result's type, whoever computes them.
 
-    So are those that are kept for a derivative, as they would be in jnp (wider, they would take twice the memory, and
-    make the products of the backward pass as wide), and those whose parts devices may have to add up.
+    Products are narrow where they are kept for a derivative, as they would be in jnp: wider, they would take twice the
+    memory, and make the products of the backward pass as wide. So are those of which several devices may add up parts.
     """
     out = params["preferred_element_type"]
     by_xla = params["kernel"] in ("auto", "xla")

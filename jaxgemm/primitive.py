@@ -209,7 +209,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
     """The decision for operands ``avals`` (lhs, rhs[, c][, bias], anything with shape and dtype).
 
     A kernel that cannot apply the epilogue or write the result's type is asked for ``alpha * product`` in the
-    accumulator's type, and jnp does the rest. But a result that is wider than that must be the kernel's own.
+    accumulator's type, and jnp does the rest. A result that the accumulator cannot hold, the kernel must write itself.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the product either way.
@@ -252,7 +252,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
 
 
 def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:
-    """The error, and why a result that sums cannot hold is not made of them."""
+    """The refusal, and where the kernel's sums could not become the result either, that they cannot and why."""
     types = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
     sums = dtypes.accumulator(dtypes.product(*types))
     if dtypes.summed(*types, out) == sums:
@@ -316,7 +316,7 @@ def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Seq
 
 
 def _beside_collectives(params: dict[str, Any]) -> dict[str, Any]:
-    """With a block for every tile, where the kernel has the choice: resident ones are late if collectives run."""
+    """With a block for every tile, where the kernel has that option: resident blocks wait for a collective's to end."""
     name, options = params["kernel"], dict(params["options"])
     if name in ("auto", "xla") or "grid" not in find_kernel(name).options:
         return params
@@ -361,8 +361,9 @@ def _padded_by_shard(platform: str, ctx: Any, params: dict[str, Any]) -> bool:
     return count > 1 and padding(platform, lhs, rhs, params["dimension_numbers"], parts=count) is not None
 
 
-# What gemm_p becomes once transpositions in front of it are found. JAX remembers how it lowers equal ones of these, as
-# functions, whose arguments say nothing of what they are; and it chooses between platforms for such alone.
+# What gemm_p is lowered to once the transpositions in front of its operands are found. JAX lowers equal products once,
+# to a function whose arguments do not show how they were made. So the rule that looks for transpositions is not cached,
+# and the rule for this primitive is; and only among cached rules does JAX choose by platform.
 _product_p = Primitive("jaxgemm_product")
 _product_p.def_effectful_abstract_eval(_abstract_eval)
 for _platform in ("cuda", "cpu"):

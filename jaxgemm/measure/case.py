@@ -175,14 +175,14 @@ def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, ...
 
 
 def _on_host(rng: np.random.Generator, x: jax.ShapeDtypeStruct) -> jax.Array:
-    if x.dtype.itemsize == 1:
+    if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.integer):
         return jnp.asarray(rng.integers(256, size=x.shape, dtype=np.uint8).view(x.dtype))
     wide = np.float64 if x.dtype == np.float64 else np.float32
     return jnp.asarray(rng.standard_normal(x.shape, wide), x.dtype)
 
 
 def _on_device(key: jax.Array, x: jax.ShapeDtypeStruct) -> jax.Array:
-    if x.dtype.itemsize == 1:
+    if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.integer):
         return jax.lax.bitcast_convert_type(jax.random.bits(key, x.shape, jnp.uint8), x.dtype)
     wide = jnp.float64 if x.dtype == np.float64 else jnp.float32
     return jnp.asarray(jax.random.normal(key, x.shape, wide), x.dtype)

@@ -1,6 +1,7 @@
 #include "check.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace jaxgemm {
 namespace {
@@ -15,6 +16,20 @@ constexpr NamedActivation kActivations[] = {
     {"gelu_erf", Activation::kGeluErf}, {"silu", Activation::kSilu}, {"tanh", Activation::kTanh},
     {"sigmoid", Activation::kSigmoid},
 };
+
+// "none", "relu", ...; null when there is no such activation.
+const Activation* find_activation(std::string_view name) {
+  for (const auto& a : kActivations) {
+    if (name == a.name) return &a.value;
+  }
+  return nullptr;
+}
+
+std::string activation_names() {
+  std::string names;
+  for (const auto& a : kActivations) names += join(names.empty() ? "" : ", ", a.name);
+  return names;
+}
 
 Status wrong(std::string message) { return {std::move(message)}; }
 
@@ -52,6 +67,58 @@ Status decode_matrix(const char* argument, std::span<const int64_t> wire, int64_
   return {};
 }
 
+Status decode_dims(std::span<const int64_t> dims, GemmProblem& p) {
+  constexpr const char* kNames[] = {"m", "n", "k", "outer batch", "inner batch"};
+  if (dims.size() != std::size(kNames)) {
+    return wrong(
+        join("attribute 'dims': expected 5 integers (m, n, k, outer batch, inner batch), got ", dims.size()));
+  }
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] < 0)
+      return wrong(join("attribute 'dims': ", kNames[i], " must not be negative, got ", dims[i]));
+  }
+  p.m = dims[0];
+  p.n = dims[1];
+  p.k = dims[2];
+  p.batch[0] = dims[3];
+  p.batch[1] = dims[4];
+  if (!extent_fits({p.m, p.n, p.batch[0], p.batch[1]}) || !extent_fits({p.m, p.k}) ||
+      !extent_fits({p.k, p.n})) {
+    return wrong(join("attribute 'dims': an extent of m = ", p.m, ", n = ", p.n, ", k = ", p.k,
+                      ", batch = ", p.batch[0], " x ", p.batch[1], " passes 2^60 elements"));
+  }
+  return {};
+}
+
+Status decode_operands(const Attributes& attributes, GemmProblem& p) {
+  if (Status s = decode_matrix("a", attributes.a, p.m, p.k, p.a); !s.ok()) return s;
+  if (Status s = decode_matrix("b", attributes.b, p.k, p.n, p.b); !s.ok()) return s;
+  for (const Matrix* x : {&p.a, &p.b}) {
+    if (!extent_fits({p.batch[0], x->batch_stride[0]}) || !extent_fits({p.batch[1], x->batch_stride[1]}) ||
+        !extent_fits({std::max(p.k, x->transposed ? p.n : p.m), x->ld})) {
+      return wrong("attributes 'a' and 'b': the strides reach past 2^60 elements");
+    }
+  }
+  return {};
+}
+
+Status decode_epilogue(const Attributes& attributes, GemmProblem& p) {
+  p.alpha = attributes.alpha;
+  p.beta = attributes.beta;
+  p.has_c = !is_zero(p.beta);
+  p.has_bias = attributes.has_bias;
+  if (p.gated && (p.has_c || p.has_bias || p.alpha != 1.0)) {
+    return wrong("a gated product takes no alpha, c or bias");
+  }
+  const Activation* activation = find_activation(attributes.activation);
+  if (!activation) {
+    return wrong(join("attribute 'activation': got '", attributes.activation, "', expected one of ",
+                      activation_names()));
+  }
+  p.activation = *activation;
+  return {};
+}
+
 Status check_config(const KernelEntry& entry, std::span<const int64_t> config) {
   if (config.empty()) return {};
   if (config.size() != entry.options.size()) {
@@ -71,19 +138,6 @@ Status check_config(const KernelEntry& entry, std::span<const int64_t> config) {
 
 }  // namespace
 
-const Activation* find_activation(std::string_view name) {
-  for (const auto& a : kActivations) {
-    if (name == a.name) return &a.value;
-  }
-  return nullptr;
-}
-
-std::string activation_names() {
-  std::string names;
-  for (const auto& a : kActivations) names += join(names.empty() ? "" : ", ", a.name);
-  return names;
-}
-
 int64_t required_elements(const Matrix& x, int64_t rows, int64_t cols, const int64_t (&batch)[2]) {
   if (rows == 0 || cols == 0 || batch[0] == 0 || batch[1] == 0) return 0;
   const int64_t lines = x.transposed ? cols : rows;
@@ -97,63 +151,22 @@ Status check_elements(const char* argument, int64_t got, int64_t expected) {
 }
 
 Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& entry) {
-  entry = find_kernel(spec.kernel);
+  const Attributes& attributes = spec.attributes;
+  entry = find_kernel(attributes.kernel);
   if (!entry) {
     std::string names;
     for (const auto& row : kernel_table()) names += join(names.empty() ? "" : ", ", row.name);
-    return wrong(join("attribute 'kernel': no kernel is named '", spec.kernel, "'; there are ", names));
+    return wrong(join("attribute 'kernel': no kernel is named '", attributes.kernel, "'; there are ", names));
   }
-  if (spec.dims.size() != 5) {
-    return wrong(join("attribute 'dims': expected 5 integers (m, n, k, outer batch, inner batch), got ",
-                      spec.dims.size()));
-  }
-  constexpr const char* kDims[] = {"m", "n", "k", "outer batch", "inner batch"};
-  for (int i = 0; i < 5; ++i) {
-    if (spec.dims[i] < 0) {
-      return wrong(join("attribute 'dims': ", kDims[i], " must not be negative, got ", spec.dims[i]));
-    }
-  }
-  p.m = spec.dims[0];
-  p.n = spec.dims[1];
-  p.k = spec.dims[2];
-  p.batch[0] = spec.dims[3];
-  p.batch[1] = spec.dims[4];
-  if (!extent_fits({p.m, p.n, p.batch[0], p.batch[1]}) || !extent_fits({p.m, p.k}) ||
-      !extent_fits({p.k, p.n})) {
-    return wrong(join("attribute 'dims': an extent of m = ", p.m, ", n = ", p.n, ", k = ", p.k,
-                      ", batch = ", p.batch[0], " x ", p.batch[1], " passes 2^60 elements"));
-  }
-  if (Status s = decode_matrix("a", spec.a, p.m, p.k, p.a); !s.ok()) return s;
-  if (Status s = decode_matrix("b", spec.b, p.k, p.n, p.b); !s.ok()) return s;
-  for (const Matrix* x : {&p.a, &p.b}) {
-    if (!extent_fits({p.batch[0], x->batch_stride[0]}) || !extent_fits({p.batch[1], x->batch_stride[1]}) ||
-        !extent_fits({std::max(p.k, x->transposed ? p.n : p.m), x->ld})) {
-      return wrong("attributes 'a' and 'b': the strides reach past 2^60 elements");
-    }
-  }
-  p.a.dtype = spec.a_type;
-  p.b.dtype = spec.b_type;
-  p.d = spec.d_type;
-  p.alpha = spec.alpha;
-  p.beta = spec.beta;
-  p.has_c = spec.has_c;
-  p.has_bias = spec.has_bias;
-  if (p.has_c == is_zero(p.beta)) {
-    return wrong(join("attribute 'beta' is ", p.beta, " and argument 'c' is ", p.has_c ? "given" : "missing",
-                      ": c is passed exactly when beta is not 0"));
-  }
+  p.a.dtype = spec.a;
+  p.b.dtype = spec.b;
+  p.d = spec.d;
   p.gated = spec.gated;
-  if (p.gated && (p.has_c || p.has_bias || p.alpha != 1.0)) {
-    return wrong("a gated product takes no alpha, c or bias");
-  }
-  const Activation* activation = find_activation(spec.activation);
-  if (!activation) {
-    return wrong(
-        join("attribute 'activation': got '", spec.activation, "', expected one of ", activation_names()));
-  }
-  p.activation = *activation;
-  p.config = spec.config;
-  return check_config(*entry, spec.config);
+  if (Status s = decode_dims(attributes.dims, p); !s.ok()) return s;
+  if (Status s = decode_operands(attributes, p); !s.ok()) return s;
+  if (Status s = decode_epilogue(attributes, p); !s.ok()) return s;
+  p.config = attributes.config;
+  return check_config(*entry, p.config);
 }
 
 }  // namespace jaxgemm

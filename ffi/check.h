@@ -1,4 +1,5 @@
-// Turns the attributes of a call into a GemmProblem, and says what is wrong with a call that has none.
+// Reads the attributes of a call, turns them into a GemmProblem, and says what is wrong with a call that is
+// none.
 //
 // The handler and the Python module both come through here, so that a problem that Python accepts while
 // tracing is one that the handler accepts, and so that neither trusts the other.
@@ -8,21 +9,66 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "kernel.h"
 
 namespace jaxgemm {
 
-// The attributes as they travel: see jaxgemm/primitive.py for the other end.
-struct CallSpec {
+// The parts as one text.
+template <typename... Parts>
+std::string join(const Parts&... parts) {
+  std::string out;
+  auto append = [&](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
+      out += std::to_string(part);
+    else
+      out += part;
+  };
+  (append(parts), ...);
+  return out;
+}
+
+// The attributes of a call as they travel. jaxgemm/wire.py is the other end: it writes what this reads.
+struct Attributes {
   std::string_view kernel;
   std::span<const int64_t> dims;  // m, n, k, outer batch, inner batch
   std::span<const int64_t> a, b;  // transposed, ld, outer batch stride, inner batch stride
   double alpha = 1.0, beta = 0.0;
   std::string_view activation;
-  std::span<const int64_t> config;
-  DType a_type = DType::kF32, b_type = DType::kF32, d_type = DType::kF32;
-  bool has_c = false, has_bias = false;
+  std::span<const int64_t> config;  // values of the kernel's options, or nothing
+  bool has_bias = false;
+};
+
+// Reads every attribute by read(name, field), which returns what is wrong with it or an empty string: from
+// XLA's dictionary in the handler, from Python's in the module. `given` is how many there are, so that one
+// which nobody reads is an error. Returns the first thing that is wrong, or an empty string.
+template <typename Read>
+std::string read_attributes(Attributes& to, size_t given, Read&& read) {
+  std::string wrong;
+  size_t count = 0;
+  const auto each = [&](const char* name, auto& field) {
+    ++count;
+    if (std::string why = wrong.empty() ? read(name, field) : std::string(); !why.empty())
+      wrong = join("attribute '", name, "': ", why);
+  };
+  each("kernel", to.kernel);
+  each("dims", to.dims);
+  each("a", to.a);
+  each("b", to.b);
+  each("alpha", to.alpha);
+  each("beta", to.beta);
+  each("activation", to.activation);
+  each("config", to.config);
+  each("has_bias", to.has_bias);
+  if (wrong.empty() && given != count) wrong = join("expected ", count, " attributes, got ", given);
+  return wrong;
+}
+
+// What makes a problem of a call's attributes: the element types of its buffers, and which handler it is for.
+struct CallSpec {
+  Attributes attributes;
+  DType a = DType::kF32, b = DType::kF32, d = DType::kF32;
   bool gated = false;
 };
 
@@ -37,22 +83,5 @@ Status decode_call(const CallSpec& spec, GemmProblem& problem, const KernelEntry
 int64_t required_elements(const Matrix& x, int64_t rows, int64_t cols, const int64_t (&batch)[2]);
 
 Status check_elements(const char* argument, int64_t got, int64_t expected);
-
-// "none", "relu", ...; null when there is no such activation.
-const Activation* find_activation(std::string_view name);
-std::string activation_names();
-
-template <typename... Parts>
-std::string join(const Parts&... parts) {
-  std::string out;
-  auto append = [&](const auto& part) {
-    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
-      out += std::to_string(part);
-    else
-      out += part;
-  };
-  (append(parts), ...);
-  return out;
-}
 
 }  // namespace jaxgemm

@@ -1,4 +1,4 @@
-// What one row of the kernel table says. The rows are in registry.cc.
+// What one row of the kernel table says. A row stands with its kernel; registry.cc lists them.
 #pragma once
 
 #include <functional>
@@ -35,14 +35,23 @@ struct Machine {
   double bandwidth;  // of its memory, in bytes per second; 0: not known
 };
 
+// Element types that a kernel takes and writes. Sums are in the accumulator of a's type.
 struct TypeRule {
   DType a, b, d;
-  DType accumulator;
 };
 
 struct Option {
   const char* name;
-  std::span<const int64_t> values;  // the values allowed; the first is the default
+  std::span<const int64_t> values;  // the values allowed, the first is the default; none: any from 0 up
+};
+
+// The options of a kernel, by their places in GemmProblem::config.
+struct Options : std::span<const Option> {
+  constexpr Options() = default;
+  template <size_t kCount>
+  constexpr Options(const Option (&options)[kCount]) : span(options) {
+    static_assert(kCount <= kMaxOptions, "more options than the places that calls keep their values in");
+  }
 };
 
 // A part of a time that a cost model expects.
@@ -73,7 +82,7 @@ struct KernelEntry {
   int min_arch = 0;  // compute capability times ten; 0 on CPU
   int max_arch = 0;  // 0: no limit. Kernels that use architecture-specific instructions have one
   std::span<const TypeRule> types = {};
-  std::span<const Option> options = {};
+  Options options = {};
   bool gated = false;            // runs gated problems too
   bool tf32 = false;             // fp32 operands are rounded to TF32 on their way to the tensor cores
   bool deterministic = false;    // same bits on every run
@@ -95,6 +104,7 @@ struct KernelEntry {
   Status (*launch)(const GemmProblem&, const GemmBuffers&, const Executor&) = nullptr;
 };
 
+// Every row, in the order in which users see them.
 std::span<const KernelEntry> kernel_table();
 
 // Null when there is no such row.

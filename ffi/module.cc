@@ -1,8 +1,10 @@
 // jaxgemm._ffi: the library's handlers as capsules, and its kernel table as Python sees it. It is compiled
 // once for each Python; the kernels are not.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -33,7 +35,7 @@ nb::list kernel_list() {
     nb::list types;
     for (const TypeRule& t : e.types) {
       types.append(
-          nb::make_tuple(dtype_name(t.a), dtype_name(t.b), dtype_name(t.d), dtype_name(t.accumulator)));
+          nb::make_tuple(dtype_name(t.a), dtype_name(t.b), dtype_name(t.d), dtype_name(accumulator_of(t.a))));
     }
     nb::dict options;
     for (const Option& o : e.options) {
@@ -61,42 +63,60 @@ nb::list kernel_list() {
   return out;
 }
 
-DType parse_dtype(const std::string& name) {
-  for (DType t : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kS8, DType::kU8, DType::kS32}) {
-    if (name == dtype_name(t)) return t;
-  }
-  throw nb::value_error(("no kernel knows dtype " + name).c_str());
+nb::list element_type_list() {
+  nb::list out;
+  for (const ElementType& t : kElementTypes)
+    out.append(nb::make_tuple(t.name, t.bytes, dtype_name(t.accumulator)));
+  return out;
 }
 
-// The arguments of a call as Python has them, kept alive behind the spans of a CallSpec.
-struct PythonCall {
-  std::string kernel;
-  std::vector<int64_t> dims, a, b;
-  double alpha, beta;
-  std::string activation;
-  std::vector<int64_t> config;
-  bool has_bias;
-  std::vector<std::string> dtypes;  // of a, b and d
-  bool gated;
+DType parse_dtype(const std::string& name) {
+  DType found;
+  if (!find_dtype(name, found)) throw nb::value_error(("no kernel knows dtype " + name).c_str());
+  return found;
+}
+
+// A call that has not been made: the attributes that jaxgemm/wire.py makes for XLA, as the handler will read
+// them, and what the handler will see of the buffers.
+class PythonCall {
+ public:
+  PythonCall(const nb::dict& attributes, const std::vector<std::string>& dtypes, bool gated) {
+    if (dtypes.size() != 3) throw nb::value_error("dtypes: expected the types of a, b and d");
+    spec_.a = parse_dtype(dtypes[0]);
+    spec_.b = parse_dtype(dtypes[1]);
+    spec_.d = parse_dtype(dtypes[2]);
+    spec_.gated = gated;
+    wrong_ = read_attributes(spec_.attributes, attributes.size(), [&](const char* name, auto& field) {
+      if (!attributes.contains(name)) return std::string("it is missing");
+      nb::object value = attributes[name];
+      kept_.push_back(value);
+      return read(value, field) ? std::string() : std::string("it has a wrong type");
+    });
+  }
 
   Status decode(GemmProblem& problem, const KernelEntry*& entry) const {
-    if (dtypes.size() != 3) return {"dtypes: expected the types of a, b and d"};
-    return library().decode_call({.kernel = kernel,
-                                  .dims = dims,
-                                  .a = a,
-                                  .b = b,
-                                  .alpha = alpha,
-                                  .beta = beta,
-                                  .activation = activation,
-                                  .config = config,
-                                  .a_type = parse_dtype(dtypes[0]),
-                                  .b_type = parse_dtype(dtypes[1]),
-                                  .d_type = parse_dtype(dtypes[2]),
-                                  .has_c = !is_zero(beta),
-                                  .has_bias = has_bias,
-                                  .gated = gated},
-                                 problem, entry);
+    return wrong_.empty() ? library().decode_call(spec_, problem, entry) : Status{wrong_};
   }
+
+ private:
+  // False for a value of another type than XLA would have to pass on: nothing is converted.
+  static bool read(const nb::object& from, std::span<const int64_t>& to) {
+    nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig> array;
+    if (!nb::try_cast(from, array, false)) return false;
+    to = {array.data(), array.size()};
+    return true;
+  }
+  static bool read(const nb::object& from, double& to) {
+    return nb::isinstance<nb::float_>(from) && nb::try_cast(from, to);  // also NumPy's, which are floats
+  }
+  template <typename T>
+  static bool read(const nb::object& from, T& to) {
+    return nb::try_cast(from, to, false);
+  }
+
+  CallSpec spec_;
+  std::vector<nb::object> kept_;  // the attributes, whose texts and arrays spec_ refers to
+  std::string wrong_;             // with the attributes, or empty
 };
 
 // Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace
@@ -163,12 +183,11 @@ NB_MODULE(_ffi, m) {
   m.def(
       "source_digest", [] { return std::string(jaxgemm::library().source_digest); },
       "sha256 of the sources in ffi/ that the library was built from.");
-  nb::class_<jaxgemm::PythonCall>(m, "Call", "The attributes and types of a call, for check and candidates.")
-      .def(nb::init<std::string, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, double,
-                    double, std::string, std::vector<int64_t>, bool, std::vector<std::string>, bool>(),
-           nb::arg("kernel"), nb::arg("dims"), nb::arg("a"), nb::arg("b"), nb::arg("alpha"), nb::arg("beta"),
-           nb::arg("activation"), nb::arg("config"), nb::arg("has_bias"), nb::arg("dtypes"),
-           nb::arg("gated") = false);
+  m.def("element_types", &jaxgemm::element_type_list,
+        "(name, bytes, accumulator) of every element type, in the order of their numbers.");
+  nb::class_<jaxgemm::PythonCall>(m, "Call", "A call that check and candidates are asked about.")
+      .def(nb::init<const nb::dict&, const std::vector<std::string>&, bool>(), nb::arg("attributes"),
+           nb::arg("dtypes"), nb::arg("gated"));
   m.def("check", &jaxgemm::check, nb::arg("call"), nb::arg("arch"),
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
   m.def(

@@ -11,9 +11,11 @@
 #include <cstdint>
 #include <span>
 
+#include "dtype.h"
+
 namespace jaxgemm {
 
-enum class DType : uint8_t { kF64, kF32, kF16, kBF16, kS8, kU8, kS32 };
+constexpr size_t kMaxOptions = 13;  // of one kernel
 
 // kGelu is the tanh form (jax.nn.gelu's default), kGeluErf the exact one.
 enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluErf, kSilu, kTanh, kSigmoid };
@@ -55,42 +57,5 @@ struct GemmBuffers {
   void* d = nullptr;
   void* workspace = nullptr;  // KernelEntry::workspace(problem) bytes, 256-byte aligned, not initialised
 };
-
-constexpr size_t dtype_bytes(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return 8;
-    case DType::kF32:
-    case DType::kS32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kS8:
-    case DType::kU8:
-      return 1;
-  }
-  return 0;
-}
-
-constexpr const char* dtype_name(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return "float64";
-    case DType::kF32:
-      return "float32";
-    case DType::kF16:
-      return "float16";
-    case DType::kBF16:
-      return "bfloat16";
-    case DType::kS8:
-      return "int8";
-    case DType::kU8:
-      return "uint8";
-    case DType::kS32:
-      return "int32";
-  }
-  return "?";
-}
 
 }  // namespace jaxgemm

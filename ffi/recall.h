@@ -1,19 +1,18 @@
 // What a thread has worked out about its latest calls. XLA runs both stages of a handler at every execution
-// of a program, and the second one again when a captured buffer has moved, so a small product would wait for
-// what follows from its attributes alone.
+// of a program, and the second one again when a captured buffer has moved. What follows from a call's
+// attributes alone would take longer to work out each time than a small product takes to run.
 #pragma once
 
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <iterator>
 
 #include "problem.h"
 
 namespace jaxgemm {
 
-constexpr size_t kMaxOptions = 13;  // of one kernel
-
-// Everything that a problem consists of, and two numbers of the user's own, for comparison.
+// Everything that a problem consists of, and two numbers of the caller's own, for comparison.
 using ProblemKey = std::array<int64_t, 16 + kMaxOptions>;
 
 inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
@@ -26,8 +25,10 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
                            p.has_bias,
                            p.gated,
                            static_cast<int64_t>(p.activation)};
+  // Six bits each, so that every value of an enumeration has a place of its own.
+  static_assert(std::size(kElementTypes) <= 64 && std::size(kinds) * 6 <= 54 && kMaxOptions < 512);
   int64_t packed = static_cast<int64_t>(p.config.size());
-  for (const int64_t kind : kinds) packed = packed * 8 + kind;
+  for (const int64_t kind : kinds) packed = packed << 6 | kind;
   ProblemKey key = {first,
                     second,
                     packed,
@@ -48,14 +49,15 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
   return key;
 }
 
-// A table of values by key. A new one takes the place of what lay there. Not for several threads at once.
+// A table of values by key, for one thread. A new value replaces the one in the place that its key's hash
+// gives.
 template <typename Value, typename Key = ProblemKey>
 class Recall {
  public:
-  // The value that make() gave for this key; make() is called if that is not known any more.
+  // The value that make() gives for this key; make() is called only if the table does not hold it.
   template <typename Make>
   Value& operator()(const Key& key, Make&& make) {
-    // Products that do not wait for each other.
+    // Every word times a factor of its own, so that no multiplication waits for another.
     constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
     uint64_t hash = 0, factor = kGolden;
     for (const int64_t x : key) {

@@ -1,6 +1,8 @@
-// A call as XLA hands it over, without its addresses: names, types and bytes of its attributes, and types and
-// sizes of its buffers. Everything that a handler checks and decodes follows from these, and XLA hands over
-// the same ones at every execution, so they are the key by which that is remembered.
+// The attributes of a call as XLA hands them over: how they are read, and how they become part of a key.
+//
+// Everything that a handler checks and decodes follows from the names, types and bytes of a call's attributes
+// and from the types and sizes of its buffers. XLA hands over the same ones at every execution, so they are
+// the key by which the outcome is remembered.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +10,11 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
 
+#include "check.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgemm {
@@ -18,14 +24,30 @@ struct WireAttributes {
   const XLA_FFI_Attrs* attrs;
 };
 
-// Words, as many as there are.
+// Returns what is wrong with the attributes, or an empty string. `to` points into them.
+inline std::string read(const WireAttributes& from, Attributes& to) {
+  const xla::ffi::Dictionary dictionary(from.attrs);
+  return read_attributes(to, dictionary.size(), [&]<typename T>(const char* name, T& field) -> std::string {
+    constexpr bool kIsArray = std::is_same_v<T, std::span<const int64_t>>;
+    using Wire = std::conditional_t<kIsArray, xla::ffi::Span<const int64_t>, T>;
+    const xla::ffi::ErrorOr<Wire> found = dictionary.get<Wire>(name);
+    if (!found.has_value()) return found.error().message();
+    if constexpr (kIsArray)
+      field = {found->begin(), found->size()};
+    else
+      field = *found;
+    return {};
+  });
+}
+
+// A call without its addresses, as words. Two keys are equal when all that was added to them is.
 class WireKey {
  public:
   void add(int64_t word) {
     if (count_ < words_.size()) words_[count_] = word;
     ++count_;
   }
-  // False for attributes that no call of ours has: nested ones, or too many.
+  // False for attributes that no call of ours has: nested ones, or more than a key has room for.
   bool add(const WireAttributes& from) {
     const XLA_FFI_Attrs& x = *from.attrs;
     add(x.size);
@@ -48,7 +70,7 @@ class WireKey {
   }
 
  private:
-  // The last word has the last bytes, in any order: how many they are has been added before.
+  // Eight bytes a word. The last word has what is left, some of it twice: the length is part of the key too.
   void add(const XLA_FFI_ByteSpan& bytes) {
     const char* at = bytes.ptr;
     size_t left = bytes.len;
@@ -68,7 +90,7 @@ class WireKey {
     return type == XLA_FFI_AttrType_ARRAY ? static_cast<const XLA_FFI_Array*>(attr)->dtype
                                           : static_cast<const XLA_FFI_Scalar*>(attr)->dtype;
   }
-  // Null, but not empty, of what has none.
+  // The value's bytes; null with a length of 1 for an attribute of a kind that has none.
   static XLA_FFI_ByteSpan bytes_of(XLA_FFI_AttrType type, const void* attr) {
     const auto width = [&] {
       return xla::ffi::ByteWidth(static_cast<xla::ffi::DataType>(type_of(type, attr)));
@@ -87,7 +109,7 @@ class WireKey {
     }
   }
 
-  std::array<int64_t, 80> words_{};  // no call of ours needs as many
+  std::array<int64_t, 80> words_{};  // a call of ours fits, whatever its kernel's options
   size_t count_ = 0;
 };
 

@@ -6,22 +6,68 @@ caller mixes, not for what a product does inside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-#: Element types that some kernel takes as an operand or writes as a result.
-KERNEL_DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32")
+
+@dataclass(frozen=True)
+class ElementType:
+    """A type that some kernel takes as an operand or writes as a result.
+
+    Attributes:
+        name: NumPy's, or that of ml_dtypes.
+        short: what commands and tables call it, as in "bf16".
+        bytes: of an element.
+        accumulator: the type in which products of such operands are summed.
+        result: what a product of such operands is returned in unless asked for in another type.
+        tensor: the rate in :data:`jaxgemm.roofline.RATES` at which tensor cores multiply such operands; empty for a
+            type that is no kernel's operand.
+        plain: the unit that does so at full precision where no tensor core does; empty where none is counted.
+    """
+
+    name: str
+    short: str
+    bytes: int
+    accumulator: str
+    result: str
+    tensor: str = ""
+    plain: str = ""
+
+
+#: By name, in the order of their numbers in ffi/dtype.h, which is the same table for C++ and CUDA.
+ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType(
+    {
+        t.name: t
+        for t in (
+            ElementType("float64", "f64", 8, "float64", "float64", tensor="fp64", plain="fp64"),
+            ElementType("float32", "f32", 4, "float32", "float32", tensor="tf32", plain="fp32"),
+            ElementType("float16", "f16", 2, "float32", "float16", tensor="16-bit"),
+            ElementType("bfloat16", "bf16", 2, "float32", "bfloat16", tensor="16-bit"),
+            ElementType("int8", "s8", 1, "int32", "int32", tensor="8-bit"),
+            ElementType("uint8", "u8", 1, "int32", "int32", tensor="8-bit"),
+            ElementType("int32", "s32", 4, "int32", "int32"),
+        )
+    }
+)
+
+#: The names of those that some kernel takes as an operand.
+OPERANDS = tuple(t.name for t in ELEMENT_TYPES.values() if t.tensor)
 
 _KINDS = (jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 @cache  # asked for at every product that is traced
 def accumulator(dtype: np.dtype) -> np.dtype:
-    """The type in which products of ``dtype`` are summed: at least 32 bits."""
+    """The type in which products of ``dtype`` are summed: at least 32 bits, also for types that no kernel takes."""
+    if known := ELEMENT_TYPES.get(dtype.name):
+        return np.dtype(jnp.dtype(known.accumulator))
     if dtype.itemsize >= 4 or not jnp.issubdtype(dtype, jnp.number):
         return dtype
     return np.dtype(np.int32 if jnp.issubdtype(dtype, jnp.integer) else np.float32)
@@ -30,6 +76,8 @@ def accumulator(dtype: np.dtype) -> np.dtype:
 @cache
 def default_result(dtype: np.dtype) -> np.dtype:
     """What ``gemm`` returns when ``out_dtype`` is not given: 8- and 16-bit integers widen to int32."""
+    if known := ELEMENT_TYPES.get(dtype.name):
+        return np.dtype(jnp.dtype(known.result))
     return accumulator(dtype) if jnp.issubdtype(dtype, jnp.integer) else dtype
 
 

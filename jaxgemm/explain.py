@@ -13,6 +13,7 @@ from jax.extend.core import Jaxpr, Literal
 
 from jaxgemm import api, gated, roofline, rules
 from jaxgemm import precision as prec
+from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Kernel, default_platform, device_for
 from jaxgemm.left import Left, products_left
@@ -201,7 +202,7 @@ def _product(
     problem = decision.problem
     gated_pair = problem is not None and problem.gated
     floor = None
-    if limits is not None and problem is not None and all(t in roofline.DTYPE_BYTES for t in problem.dtypes):
+    if limits is not None and problem is not None and all(t in ELEMENT_TYPES for t in problem.dtypes):
         a, b, d = problem.dtypes
         floor = roofline.floor(
             problem.m,

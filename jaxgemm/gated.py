@@ -1,8 +1,8 @@
 """``gated_gemm``: the pair of products of a gated layer, ``activation(x w_gate) * (x w_up)``.
 
-On Hopper it is one launch, which writes the result and nothing else, unless two products should take less. Everywhere
-else, in programs on several devices, and for derivatives, it is composed of two ordinary products, so that whatever can
-be done with those can be done with it.
+On Hopper it is one launch, which writes the result and nothing else, unless two products are expected to take less
+time. Everywhere else, in programs on several devices, and for derivatives, it is composed of two ordinary products, so
+that JAX can do with it whatever it can do with those.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from jaxgemm._jax_private import (
     is_partly_manual,
     needs_devices_while_lowering,
 )
-from jaxgemm._runtime import GATED_TARGET
 from jaxgemm.arguments import canonical_dtype, gives_way, weakly_typed
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply, composed_type
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.partition import vary_alike
-from jaxgemm.primitive import Decision
+from jaxgemm.primitive import Decision, call
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.select import Choice, select_gated
 
@@ -128,10 +127,10 @@ def product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: dict[str, An
 
 
 def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
-    """The same of two products; ``narrow`` ones are in the result's type, whoever computes them.
+    """The same, composed of two products; with ``narrow`` both are in the result's type, whoever computes them.
 
-    So are those that are kept for a derivative, as they would be in jnp (wider, they would take twice the memory, and
-    make the products of the backward pass as wide), and those whose parts devices may have to add up.
+    Products are narrow where they are kept for a derivative, as they would be in jnp: wider, they would take twice the
+    memory, and make the products of the backward pass as wide. So are those of which several devices may add up parts.
     """
     out = params["preferred_element_type"]
     by_xla = params["kernel"] in ("auto", "xla")
@@ -176,9 +175,15 @@ def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Deci
     if unknown := symbolic.choose(avals, kernel=params["kernel"]):
         return Decision(unknown, None, None)
     x, gate = avals[:2]
+    problem = _problem(x, gate, params)
+    choice = select_gated(problem, device, precision=params["precision"], kernel=params["kernel"])
+    return Decision(choice, problem, None)
+
+
+def _problem(x: Any, gate: Any, params: dict[str, Any]) -> Problem:
     k, n = gate.shape
     names = (np.dtype(x.dtype).name,) * 2 + (np.dtype(params["preferred_element_type"]).name,)
-    problem = Problem(
+    return Problem(
         m=prod(x.shape[:-1]),
         n=n,
         k=k,
@@ -189,33 +194,11 @@ def decide(device: Device, avals: Sequence[Any], params: dict[str, Any]) -> Deci
         epilogue=Epilogue(activation=params["activation"]),
         gated=True,
     )
-    choice = select_gated(problem, device, precision=params["precision"], kernel=params["kernel"])
-    return Decision(choice, problem, None)
 
 
 def launch(choice: Choice, x: jax.Array, gate: jax.Array, up: jax.Array, **params: Any) -> jax.Array:
     """Both products by one call of a kernel that has a gated form."""
-    assert choice.kernel is not None
-    k, n = gate.shape
-    m = prod(x.shape[:-1])
-    results = [jax.ShapeDtypeStruct((*x.shape[:-1], n), params["preferred_element_type"])]
-    if choice.workspace:
-        results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
-    out: jax.Array = jax.ffi.ffi_call(GATED_TARGET, results)(
-        x,
-        gate,
-        up,
-        kernel=choice.kernel.name,
-        dims=np.array([m, n, k, 1, 1], np.int64),
-        a=np.array([0, max(k, 1), 0, 0], np.int64),
-        b=np.array([0, max(n, 1), 0, 0], np.int64),
-        alpha=np.float64(1),
-        beta=np.float64(0),
-        activation=params["activation"] or "none",
-        config=np.array(choice.config, np.int64),
-        has_bias=np.bool_(False),
-    )[0]
-    return out
+    return call(choice, _problem(x, gate, params), (*x.shape[:-1], gate.shape[1]), (x, gate, up))
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgemm import dtypes, partition, symbolic
+from jaxgemm import dtypes, partition, symbolic, wire
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
     check_for_nans,
@@ -32,7 +32,7 @@ from jaxgemm._jax_private import (
     is_partly_manual,
     needs_devices_while_lowering,
 )
-from jaxgemm._runtime import TARGET
+from jaxgemm._runtime import GATED_TARGET, TARGET
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Plan, Problem, plan
@@ -50,7 +50,7 @@ check_for_nans(gemm_p)
 #   kernel, options, batch_invariant, strict                               as select() takes them
 
 #: The types of operands and results that kernels have.
-_OURS = {np.dtype(jnp.dtype(name)) for name in dtypes.KERNEL_DTYPES}
+_OURS = {np.dtype(jnp.dtype(name)) for name in dtypes.ELEMENT_TYPES}
 
 #: The parameters that dot_general_p has too.
 DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
@@ -209,7 +209,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
     """The decision for operands ``avals`` (lhs, rhs[, c][, bias], anything with shape and dtype).
 
     A kernel that cannot apply the epilogue or write the result's type is asked for ``alpha * product`` in the
-    accumulator's type, and jnp does the rest. But a result that is wider than that must be the kernel's own.
+    accumulator's type, and jnp does the rest. A result that the accumulator cannot hold, the kernel must write itself.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the product either way.
@@ -252,7 +252,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Decis
 
 
 def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:
-    """The error, and why a result that sums cannot hold is not made of them."""
+    """The refusal, and where the kernel's sums could not become the result either, that they cannot and why."""
     types = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
     sums = dtypes.accumulator(dtypes.product(*types))
     if dtypes.summed(*types, out) == sums:
@@ -295,7 +295,7 @@ def _lower(
     if problem.epilogue.has_bias:
         assert bias is not None
         operands.append(bias)
-    out = _call(choice, problem, view.d_shape, operands)
+    out = call(choice, problem, view.d_shape, operands)
     if view.d_axes is not None:
         out = lax.transpose(out, view.d_axes)
     if problem.epilogue != epilogue or out.dtype != out_dtype:
@@ -304,29 +304,19 @@ def _lower(
     return out
 
 
-def _call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: list[jax.Array]) -> jax.Array:
+def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Sequence[jax.Array]) -> jax.Array:
+    """The problem by the chosen kernel, a result of this shape; operands are a, b[, b_up][, c][, bias]."""
     assert choice.kernel is not None
-    epilogue = problem.epilogue
     results = [jax.ShapeDtypeStruct(shape, jnp.dtype(problem.dtypes[2]))]
     if choice.workspace:
         results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
-    call = jax.ffi.ffi_call(TARGET, results)
-    return call(
-        *operands,
-        kernel=choice.kernel.name,
-        dims=np.array([problem.m, problem.n, problem.k, *problem.batch], np.int64),
-        a=np.array(problem.a.wire(), np.int64),
-        b=np.array(problem.b.wire(), np.int64),
-        alpha=np.float64(epilogue.alpha),
-        beta=np.float64(epilogue.beta),
-        activation=epilogue.activation or "none",
-        config=np.array(choice.config, np.int64),
-        has_bias=np.bool_(epilogue.has_bias),
-    )[0]
+    run = jax.ffi.ffi_call(GATED_TARGET if problem.gated else TARGET, results)
+    out: jax.Array = run(*operands, **wire.attributes(choice.kernel.name, choice.config, problem))[0]
+    return out
 
 
 def _beside_collectives(params: dict[str, Any]) -> dict[str, Any]:
-    """With a block for every tile, where the kernel has the choice: resident ones are late if collectives run."""
+    """With a block for every tile, where the kernel has that option: resident blocks wait for a collective's to end."""
     name, options = params["kernel"], dict(params["options"])
     if name in ("auto", "xla") or "grid" not in find_kernel(name).options:
         return params
@@ -371,8 +361,9 @@ def _padded_by_shard(platform: str, ctx: Any, params: dict[str, Any]) -> bool:
     return count > 1 and padding(platform, lhs, rhs, params["dimension_numbers"], parts=count) is not None
 
 
-# What gemm_p becomes once transpositions in front of it are found. JAX remembers how it lowers equal ones of these, as
-# functions, whose arguments say nothing of what they are; and it chooses between platforms for such alone.
+# What gemm_p is lowered to once the transpositions in front of its operands are found. JAX lowers equal products once,
+# to a function whose arguments do not show how they were made. So the rule that looks for transpositions is not cached,
+# and the rule for this primitive is; and only among cached rules does JAX choose by platform.
 _product_p = Primitive("jaxgemm_product")
 _product_p.def_effectful_abstract_eval(_abstract_eval)
 for _platform in ("cuda", "cpu"):

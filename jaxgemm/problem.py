@@ -28,10 +28,6 @@ class Matrix:
     ld: int
     batch_stride: tuple[int, int]
 
-    def wire(self) -> tuple[int, int, int, int]:
-        """The four integers of the call's attribute."""
-        return int(self.transposed), self.ld, *self.batch_stride
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -183,7 +179,7 @@ def _contract_orders(lhs: Axes, rhs: Axes) -> Iterator[tuple[Axes, Axes]]:
 
 
 def _candidates(lhs: _Side, rhs: _Side) -> Iterator[tuple[int, Plan]]:
-    """Every view there is, with the bytes (in elements) that it moves."""
+    """Every view of the product, with the number of elements that its copies read and write."""
     orders = list(_contract_orders(lhs.contract, rhs.contract))
     hoists = product(range(max(len(lhs.free), 1)), range(max(len(rhs.free), 1)))
     for hoist_l, hoist_r in sorted(hoists, key=sum):

@@ -3,7 +3,7 @@
 A product must do 2 m n k operations and must read A and B and write D once. The operations over the rate of
 the unit that does them, and the bytes over the memory bandwidth, give two times; the larger is the floor.
 Rates are derived from what the device says of itself: multiprocessors x clock x fused multiply-adds per
-clock. Nothing of JAX is needed here, and no driver unless an attached GPU is asked about.
+clock. No driver is needed unless an attached GPU is asked about.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
-    {"float64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
-)
+from jaxgemm.dtypes import ELEMENT_TYPES
 
 
 @dataclass(frozen=True)
@@ -159,17 +157,17 @@ class Floor:
 
 
 def compute_unit(dtype: str, precision: str = "default", arch: int = 0) -> str:
-    """The fastest unit of this architecture that computes in these types at this precision.
+    """The fastest unit of this architecture that multiplies operands of this type at this precision; "" for none.
 
     fp32 at precision "highest" is held against plain fp32 arithmetic: that is the promise made, even though a
     kernel that assembles fp32 from 16-bit tensor products can pass this line.
     """
-    tensor = RATES[arch].tensor if arch in RATES else {}
-    if dtype == "float64":
-        return "fp64 tensor" if "fp64" in tensor else "fp64"
-    if dtype == "float32":
-        return "tf32 tensor" if precision == "default" and "tf32" in tensor else "fp32"
-    return "8-bit tensor" if dtype in ("int8", "uint8") else "16-bit tensor"
+    t = ELEMENT_TYPES[dtype]
+    rates = RATES[arch].tensor if arch in RATES else {}
+    rounds = t.tensor == "tf32" and precision != "default"
+    if t.plain and (rounds or t.tensor not in rates):
+        return t.plain
+    return f"{t.tensor} tensor" if t.tensor else ""
 
 
 def floor(
@@ -185,7 +183,7 @@ def floor(
     precision: str = "default",
     weights: int = 1,
 ) -> Floor | None:
-    """The floor of `batch` products, types by name; None where the chip's rates are not known.
+    """The floor of `batch` products, types by name; None where the chip's rate for them is not known.
 
     With several `weights`, each result takes as many products: of the same `a` with as many `b`.
     """
@@ -193,6 +191,7 @@ def floor(
     peak = limits.peak(unit)
     if peak is None or limits.bandwidth <= 0:
         return None
-    moved = m * k * DTYPE_BYTES[a] + weights * k * n * DTYPE_BYTES[b or a] + m * n * DTYPE_BYTES[d or a]
+    size_a, size_b, size_d = (ELEMENT_TYPES[name].bytes for name in (a, b or a, d or a))
+    moved = m * k * size_a + weights * k * n * size_b + m * n * size_d
     compute, memory = batch * weights * 2.0 * m * n * k / peak, batch * moved / limits.bandwidth
     return Floor(max(compute, memory), "compute" if compute >= memory else "memory", unit)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm import rules, rules_hopper, tuning, xla_hopper
+from jaxgemm import rules, rules_hopper, tuning, wire, xla_hopper
 from jaxgemm._runtime import ffi
-from jaxgemm.dtypes import KERNEL_DTYPES
+from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
@@ -80,7 +80,7 @@ def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Dev
     """(why the kernel cannot run the problem, or "", and its workspace bytes), by the compiled constraints."""
     if kernel.platform != device.platform:
         return f"kernel '{kernel.name}' runs on {kernel.platform}, the program is for {device.platform}", 0
-    if any(name not in KERNEL_DTYPES for name in problem.dtypes):
+    if any(name not in ELEMENT_TYPES for name in problem.dtypes):
         a, b, d = problem.dtypes
         supported = ", ".join(f"{t[0]} x {t[1]} -> {t[2]}" for t in kernel.types)
         return f"kernel '{kernel.name}' got {a} x {b} -> {d}; it supports {supported}", 0
@@ -98,20 +98,7 @@ def candidates(kernel: Kernel, config: tuple[int, ...], problem: Problem, device
 
 
 def _call(kernel: Kernel, config: tuple[int, ...], problem: Problem) -> Any:
-    e = problem.epilogue
-    return ffi.Call(
-        kernel=kernel.name,
-        dims=[problem.m, problem.n, problem.k, *problem.batch],
-        a=list(problem.a.wire()),
-        b=list(problem.b.wire()),
-        alpha=e.alpha,
-        beta=e.beta,
-        activation=e.activation or "none",
-        config=list(config),
-        has_bias=e.has_bias,
-        dtypes=list(problem.dtypes),
-        gated=problem.gated,
-    )
+    return ffi.Call(wire.attributes(kernel.name, config, problem), list(problem.dtypes), problem.gated)
 
 
 def select(

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../problem.h"
+#include "../dtype.h"
 
 namespace jaxgemm::cpu {
 
@@ -20,34 +20,13 @@ struct BFloat16 {
 
 template <DType>
 struct TypeOf;
-template <>
-struct TypeOf<DType::kF64> {
-  using type = double;
-};
-template <>
-struct TypeOf<DType::kF32> {
-  using type = float;
-};
-template <>
-struct TypeOf<DType::kF16> {
-  using type = Half;
-};
-template <>
-struct TypeOf<DType::kBF16> {
-  using type = BFloat16;
-};
-template <>
-struct TypeOf<DType::kS8> {
-  using type = int8_t;
-};
-template <>
-struct TypeOf<DType::kU8> {
-  using type = uint8_t;
-};
-template <>
-struct TypeOf<DType::kS32> {
-  using type = int32_t;
-};
+#define JAXGEMM_TYPE_OF(enumerator, name, bytes, accumulator, xla, host, device) \
+  template <>                                                                    \
+  struct TypeOf<DType::enumerator> {                                             \
+    using type = host;                                                           \
+  };
+JAXGEMM_ELEMENT_TYPES(JAXGEMM_TYPE_OF)
+#undef JAXGEMM_TYPE_OF
 
 [[gnu::always_inline]] inline float to_float(BFloat16 x) {
   return std::bit_cast<float>(uint32_t(x.bits) << 16);

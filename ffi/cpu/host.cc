@@ -31,21 +31,28 @@
 namespace jaxgemm::cpu {
 namespace {
 
+// Both operands have one type.
+constexpr TypeRule kTypes[] = {
+    {DType::kF32, DType::kF32, DType::kF32},    {DType::kF64, DType::kF64, DType::kF64},
+    {DType::kF16, DType::kF16, DType::kF16},    {DType::kF16, DType::kF16, DType::kF32},
+    {DType::kBF16, DType::kBF16, DType::kBF16}, {DType::kBF16, DType::kBF16, DType::kF32},
+    {DType::kS8, DType::kS8, DType::kS32},      {DType::kU8, DType::kU8, DType::kS32},
+};
+
 template <DType In_, DType D_>
 struct Types {
   static constexpr DType kIn = In_, kD = D_;
   using In = typename TypeOf<In_>::type;
   using D = typename TypeOf<D_>::type;
-  using Acc = std::conditional_t<D_ == DType::kF64 || D_ == DType::kS32, D, float>;
+  using Acc = typename TypeOf<accumulator_of(In_)>::type;
 };
 
 template <typename... Ts>
 struct TypeList {};
 
-using HostTypes = TypeList<Types<DType::kF32, DType::kF32>, Types<DType::kF64, DType::kF64>,
-                           Types<DType::kF16, DType::kF16>, Types<DType::kF16, DType::kF32>,
-                           Types<DType::kBF16, DType::kBF16>, Types<DType::kBF16, DType::kF32>,
-                           Types<DType::kS8, DType::kS32>, Types<DType::kU8, DType::kS32>>;
+template <size_t... kIndex>
+TypeList<Types<kTypes[kIndex].a, kTypes[kIndex].d>...> types_of(std::index_sequence<kIndex...>);
+using HostTypes = decltype(types_of(std::make_index_sequence<std::size(kTypes)>{}));
 
 // What finish_run needs to know; D = activation(alpha * acc + beta * C + bias).
 template <typename T>
@@ -168,10 +175,10 @@ Status launch_on(const Engine& engine, int64_t threads, const GemmProblem& probl
                  const GemmBuffers& buffers, const Executor& executor) {
   if (problem.output_empty()) return {};
   const GemmProblem p = fold_batch(problem);
-  const size_t accumulator = p.d == DType::kF64 ? 8 : 4;
-  const bool in_place = p.a.dtype == DType::kF64 || p.a.dtype == DType::kF32;
-  const Plan plan = make_plan(p, buffers, engine.shapes, static_cast<int>(engine.vector_bytes / accumulator),
-                              in_place, threads);
+  const DType accumulator = accumulator_of(p.a.dtype);
+  const int lanes = engine.vector_bytes / static_cast<int>(dtype_bytes(accumulator));
+  const bool in_place = p.a.dtype == accumulator;
+  const Plan plan = make_plan(p, buffers, engine.shapes, lanes, in_place, threads);
   const Task task = engine.task(p, plan.shape);
   if (!task) {
     return {std::string("kernel 'host' does not multiply ") + dtype_name(p.a.dtype) + " by " +
@@ -193,11 +200,24 @@ Status launch_on(const Engine& engine, int64_t threads, const GemmProblem& probl
   return {};
 }
 
-}  // namespace
-
 Status launch_host(const GemmProblem& problem, const GemmBuffers& buffers, const Executor& executor) {
   static const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
   return launch_on(best_engine(), threads, problem, buffers, executor);
 }
+
+constexpr KernelEntry kRows[] = {
+    {.name = "host",
+     .family = "cpu",
+     .summary = "CPU: cache-blocked, vectorised, threaded",
+     .platform = Platform::kCpu,
+     .types = kTypes,
+     .deterministic = true,
+     .batch_invariant = true,
+     .launch = launch_host},
+};
+
+}  // namespace
+
+std::span<const KernelEntry> host_rows() { return kRows; }
 
 }  // namespace jaxgemm::cpu

@@ -1,10 +1,10 @@
-// The CPU kernel of the table.
+// The row `host` of the kernel table.
 #pragma once
 
 #include "../kernel.h"
 
 namespace jaxgemm::cpu {
 
-Status launch_host(const GemmProblem& problem, const GemmBuffers& buffers, const Executor& executor);
+std::span<const KernelEntry> host_rows();
 
 }  // namespace jaxgemm::cpu

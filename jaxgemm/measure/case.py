@@ -12,18 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 import jaxgemm
-from jaxgemm import roofline
+from jaxgemm.dtypes import ELEMENT_TYPES, OPERANDS
 from jaxgemm.epilogue import ACTIVATIONS
 
 #: What ``--dtype`` takes, short and long.
-DTYPES = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "s8": "int8",
-    "u8": "uint8",
-}
+DTYPES = {ELEMENT_TYPES[name].short: name for name in OPERANDS}
 LAYOUTS = ("NN", "NT", "TN", "TT")
 PRECISIONS = ("default", "highest")
 
@@ -56,8 +49,8 @@ class Case:
 
     @property
     def out_dtype(self) -> str:
-        """8-bit integers give int32, everything else its own type."""
-        return "int32" if self.dtype in ("int8", "uint8") else self.dtype
+        """What ``gemm`` returns unless asked for another type: 8-bit integers give int32."""
+        return ELEMENT_TYPES[self.dtype].result
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -87,7 +80,7 @@ class Case:
     def operand_bytes(self) -> int:
         """Bytes of A and B."""
         a, b = self.shapes
-        return (int(np.prod(a)) + int(np.prod(b))) * roofline.DTYPE_BYTES[self.dtype]
+        return (int(np.prod(a)) + int(np.prod(b))) * ELEMENT_TYPES[self.dtype].bytes
 
     @property
     def jax_precision(self) -> jax.lax.Precision | None:
@@ -182,14 +175,14 @@ def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, ...
 
 
 def _on_host(rng: np.random.Generator, x: jax.ShapeDtypeStruct) -> jax.Array:
-    if x.dtype.itemsize == 1:
+    if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.integer):
         return jnp.asarray(rng.integers(256, size=x.shape, dtype=np.uint8).view(x.dtype))
     wide = np.float64 if x.dtype == np.float64 else np.float32
     return jnp.asarray(rng.standard_normal(x.shape, wide), x.dtype)
 
 
 def _on_device(key: jax.Array, x: jax.ShapeDtypeStruct) -> jax.Array:
-    if x.dtype.itemsize == 1:
+    if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.integer):
         return jax.lax.bitcast_convert_type(jax.random.bits(key, x.shape, jnp.uint8), x.dtype)
     wide = jnp.float64 if x.dtype == np.float64 else jnp.float32
     return jnp.asarray(jax.random.normal(key, x.shape, wide), x.dtype)

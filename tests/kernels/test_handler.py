@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import jaxgemm
-from jaxgemm import select
+from jaxgemm import select, wire
+from jaxgemm._runtime import ffi
+from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Matrix, Problem
@@ -30,8 +32,11 @@ ATTRIBUTES = {
     "beta": np.float64(0),
     "activation": "none",
     "config": ints(),
-    "has_bias": np.bool_(False),
+    "has_bias": False,
 }
+
+
+PROBLEM = Problem(M, N, K, (1, 1), Matrix(False, K, (0, 0)), Matrix(False, N, (0, 0)), ("float32",) * 3, Epilogue())
 
 
 def call(operands=None, results=None, without=(), **changed):
@@ -278,11 +283,52 @@ def test_error(name):
 def test_missing_attribute(name):
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"INVALID_ARGUMENT.*attribute '{name}'"):
         call(without=(name,))
+    assert f"attribute '{name}'" in checked({key: x for key, x in ATTRIBUTES.items() if key != name})
 
 
 def test_an_attribute_too_many():
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT.*attributes"):
         call(beta2=np.float64(1))
+    count = len(ATTRIBUTES)
+    assert checked({**ATTRIBUTES, "beta2": np.float64(1)}) == f"expected {count} attributes, got {count + 1}"
+
+
+def checked(attributes, dtypes=PROBLEM.dtypes):
+    """What is wrong with a call of the CPU's handler, as the check says that is made while tracing."""
+    return ffi.check(ffi.Call(attributes, list(dtypes), False), 0)[0]
+
+
+def test_the_one_who_writes_attributes_writes_these():
+    assert checked(ATTRIBUTES) == ""
+    written = wire.attributes("host", (), PROBLEM)
+    assert [*written] == [*ATTRIBUTES]
+    for name, value in ATTRIBUTES.items():
+        assert np.asarray(written[name]).dtype == np.asarray(value).dtype
+        np.testing.assert_array_equal(written[name], value)
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+def test_every_element_type_is_known(name):
+    """By XLA's name for it in the handler, by NumPy's in the check: what they say of it is the same."""
+    with jax.enable_x64(True):
+        dtype = jnp.dtype(name)
+        assert dtype.itemsize == ELEMENT_TYPES[name].bytes
+        operands = array(M, K, dtype=dtype), array(K, N, dtype=dtype)
+        for d in {dtype, accumulator(dtype), default_result(dtype)}:
+            refusal = checked(ATTRIBUTES, (name, name, d.name))
+            if refusal:
+                assert refusal.startswith(f"kernel 'host' got {name} x {name} -> {d.name}; it supports")
+                with pytest.raises(jax.errors.JaxRuntimeError, match=refusal):
+                    call(operands, result(M, N, dtype=d))
+            else:
+                np.testing.assert_array_equal(call(operands, result(M, N, dtype=d))[0], K)
+
+
+def test_a_type_of_no_kernel_is_none_for_the_check():
+    with pytest.raises(ValueError, match="no kernel knows dtype complex64"):
+        checked(ATTRIBUTES, ("complex64", "float32", "float32"))
+    with pytest.raises(ValueError, match="expected the types of a, b and d"):
+        checked(ATTRIBUTES, ("float32", "float32"))
 
 
 @pytest.mark.parametrize(
@@ -305,6 +351,7 @@ def test_attribute_of_another_type(name, value, text):
     # Values that no sound call has: JAX would take an equal one of another type for the same program.
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT(.|\n)*{text}"):
         call(**{name: value})
+    assert checked({**ATTRIBUTES, name: value}) == f"attribute '{name}': it has a wrong type"
 
 
 def test_options_of_every_kernel_are_checked():

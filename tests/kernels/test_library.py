@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import jaxgemm
 from jaxgemm import _runtime
+from jaxgemm.dtypes import ELEMENT_TYPES
 
 BINDING = Path(importlib.import_module("jaxgemm._ffi").__file__)
 LIBRARY = BINDING.with_name(_runtime.LIBRARY)
@@ -74,6 +76,14 @@ def test_the_library_knows_no_python_and_the_binding_no_cuda():
 
 def test_what_was_compiled_is_what_is_here():
     assert _runtime.ffi.source_digest() == _runtime.source_digest(SOURCES)
+
+
+def test_both_tables_of_element_types_say_the_same():
+    ours = [(t.name, t.bytes, t.accumulator) for t in ELEMENT_TYPES.values()]
+    assert _runtime.ffi.element_types() == ours
+    for row in jaxgemm.kernels():
+        for a, b, _, sums in row.types:
+            assert {ELEMENT_TYPES[a].accumulator, ELEMENT_TYPES[b].accumulator} == {sums}, row.name
 
 
 def test_the_digest_follows_the_sources(tmp_path):

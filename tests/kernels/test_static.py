@@ -31,8 +31,8 @@ ALL_KERNELS = 1090
 LIBRARY_BYTES = 15_000_000
 WHEEL_BYTES = 15_000_000
 
-#: Element types as they are numbered in ffi/problem.h.
-TYPES = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5}
+#: Element types by the numbers that mangled names give them.
+TYPES = {name: number for number, (name, *_) in enumerate(ffi.element_types())}
 
 VECTORS = ("FFMA", "LDS.128")
 WIDE = ("DFMA", "LDS.128")

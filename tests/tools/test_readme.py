@@ -11,12 +11,12 @@ from statistics import geometric_mean
 import pytest
 
 import jaxgemm
+from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.measure import report
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 WORDS = 1000  # that README may have
-SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8"}
 
 
 def words(markdown: str) -> list[str]:
@@ -47,14 +47,14 @@ def kernel_table() -> str:
     for k in jaxgemm.kernels():
         arch = f"{k.min_arch // 10}.{k.min_arch % 10}" + ("" if k.max_arch else "+")
         where = "CPU" if k.platform == "cpu" else f"CUDA {arch}"
-        operands = ", ".join(dict.fromkeys(SHORT[t[0]] for t in k.types))
+        operands = ", ".join(dict.fromkeys(ELEMENT_TYPES[t[0]].short for t in k.types))
         lines.append(f"| `{k.name}` | {where} | {operands} | {k.summary} |")
     return "\n".join(lines)
 
 
 def test_kernel_table():
     if kernel_table() not in (ROOT / "docs/kernels.md").read_text():
-        pytest.fail(f"docs/kernels.md does not have ffi/registry.cc's table; it should be\n\n{kernel_table()}")
+        pytest.fail(f"docs/kernels.md does not have the table of ffi/; it should be\n\n{kernel_table()}")
 
 
 # --- Should I use it? -----------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def test_unknown_rates_give_no_roofline():
     assert unknown.peak("fp32") is None
     assert H200.peak("4-bit tensor") is None
     assert roofline.floor(8, 8, 8, limits=unknown, a="float32") is None
+    assert roofline.floor(8, 8, 8, limits=H200, a="int32") is None
 
 
 def test_a_large_product_is_bound_by_compute():
@@ -72,6 +73,7 @@ def test_batches_add_up_and_types_count_their_own_bytes():
         ("bfloat16", "highest", 90, "16-bit tensor"),
         ("uint8", "default", 80, "8-bit tensor"),
         ("float64", "default", 999, "fp64"),
+        ("int32", "default", 90, ""),
     ],
 )
 def test_compute_unit(dtype, precision, arch, unit):

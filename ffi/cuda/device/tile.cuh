@@ -10,14 +10,6 @@
 
 namespace jaxgemm::cuda {
 
-// f32, and the 16-bit types accumulated in f32: for kernels whose registers or shared memory have no room for
-// f64.
-using SingleTypes = TypeList<Types<DType::kF32, DType::kF32, DType::kF32, DType::kF32>,
-                             Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>,
-                             Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
-                             Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
-                             Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
-
 // Neighbours that move in one access. The widest access is 16 bytes, so four doubles take two.
 template <typename T, int kCount>
 struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Vec {

@@ -1,53 +1,34 @@
-// The device types behind each DType, and dispatch from run-time types to a template.
+// The device type behind each DType, and dispatch from the types of a problem to a template.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "../../kernel.h"
+#include "../type_lists.h"
 
 namespace jaxgemm::cuda {
 
 template <DType>
 struct TypeOf;
-template <>
-struct TypeOf<DType::kF64> {
-  using type = double;
-};
-template <>
-struct TypeOf<DType::kF32> {
-  using type = float;
-};
-template <>
-struct TypeOf<DType::kF16> {
-  using type = __half;
-};
-template <>
-struct TypeOf<DType::kBF16> {
-  using type = __nv_bfloat16;
-};
-template <>
-struct TypeOf<DType::kS8> {
-  using type = int8_t;
-};
-template <>
-struct TypeOf<DType::kU8> {
-  using type = uint8_t;
-};
-template <>
-struct TypeOf<DType::kS32> {
-  using type = int32_t;
-};
+#define JAXGEMM_TYPE_OF(enumerator, name, bytes, accumulator, xla, host, device) \
+  template <>                                                                    \
+  struct TypeOf<DType::enumerator> {                                             \
+    using type = device;                                                         \
+  };
+JAXGEMM_ELEMENT_TYPES(JAXGEMM_TYPE_OF)
+#undef JAXGEMM_TYPE_OF
 
 // The types of one instantiation: operands, result and accumulator.
-template <DType A_, DType B_, DType D_, DType Acc_>
+template <DType A_, DType B_, DType D_, DType Acc_ = accumulator_of(A_)>
 struct Types {
   static constexpr DType kA = A_, kB = B_, kD = D_, kAcc = Acc_;
-  static constexpr TypeRule kRule{A_, B_, D_, Acc_};
   using A = typename TypeOf<A_>::type;
   using B = typename TypeOf<B_>::type;
   using D = typename TypeOf<D_>::type;
@@ -57,18 +38,18 @@ struct Types {
 template <typename... Ts>
 struct TypeList {};
 
-using FloatTypes = TypeList<Types<DType::kF32, DType::kF32, DType::kF32, DType::kF32>,
-                            Types<DType::kF64, DType::kF64, DType::kF64, DType::kF64>,
-                            Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>,
-                            Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
-                            Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
-                            Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
+// The types that a row names, as in TypesOf<kFloatTypes>.
+template <const auto& kRules, size_t... kIndex>
+TypeList<Types<kRules[kIndex].a, kRules[kIndex].b, kRules[kIndex].d>...> types_of(
+    std::index_sequence<kIndex...>);
+template <const auto& kRules>
+using TypesOf = decltype(types_of<kRules>(std::make_index_sequence<std::size(kRules)>{}));
 
-// What every fp32 rung of the ladder takes.
-using LadderTypes = FloatTypes;
+using LadderTypes = TypesOf<kFloatTypes>;
+using SingleTypes = TypesOf<kSingleTypes>;
 
 // Calls f(Types<...>{}) for the member of the list that matches the problem. The handler has already checked
-// the problem against the row's types, so a miss means that the row and the kernel's list disagree.
+// the problem against the row's types, so a miss means that the kernel's list is not the row's.
 template <typename F, typename... Ts>
 Status dispatch_types(TypeList<Ts...>, const GemmProblem& p, F&& f) {
   Status status{"internal error: the kernel's row names types that the kernel was not compiled for"};

@@ -1,6 +1,4 @@
-// The row `direct` of the kernel table. Host code only.
-//
-// Options, in order, 0 meaning that the plan chooses: tile and warps; see configs.h.
+// The functions of the row `direct` of the kernel table, which is in row.cc. Host code only.
 #pragma once
 
 #include "../../kernel.h"

@@ -1,6 +1,4 @@
-// The row `gemv` of the kernel table. Host code only.
-//
-// Options, in order, 0 meaning that the plan chooses: warps_k and splits; see plan.h.
+// The functions of the row `gemv` of the kernel table, which is in row.cc. Host code only.
 #pragma once
 
 #include "../../kernel.h"

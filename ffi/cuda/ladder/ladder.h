@@ -1,4 +1,5 @@
-// The launch functions of the ladder, in the order in which docs/ladder.md climbs it. Host code only.
+// The launch functions of the ladder, in the order in which docs/ladder.md climbs it, and the types of those
+// rungs that do not take one of ../type_lists.h. Host code only.
 #pragma once
 
 #include <string>
@@ -6,6 +7,16 @@
 #include "../../kernel.h"
 
 namespace jaxgemm::cuda {
+
+inline constexpr TypeRule kTf32Types[] = {{DType::kF32, DType::kF32, DType::kF32}};
+inline constexpr TypeRule kHalfTypes[] = {{DType::kF16, DType::kF16, DType::kF32},
+                                          {DType::kF16, DType::kF16, DType::kF16}};
+inline constexpr TypeRule kWmmaTypes[] = {
+    {DType::kF16, DType::kF16, DType::kF32},   {DType::kF16, DType::kF16, DType::kF16},
+    {DType::kBF16, DType::kBF16, DType::kF32}, {DType::kU8, DType::kU8, DType::kS32},
+    {DType::kS8, DType::kS8, DType::kS32},     {DType::kF32, DType::kF32, DType::kF32},
+    {DType::kF64, DType::kF64, DType::kF64},
+};
 
 // One thread, one element, straight from global memory.
 Status launch_naive(const GemmProblem&, const GemmBuffers&, const Executor&);

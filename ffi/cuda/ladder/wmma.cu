@@ -192,14 +192,6 @@ __global__ void __launch_bounds__(32 * kWarpRows * kWarpCols, sizeof(typename T:
   }
 }
 
-using WmmaTypes = TypeList<Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
-                           Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>,
-                           Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>,
-                           Types<DType::kU8, DType::kU8, DType::kS32, DType::kS32>,
-                           Types<DType::kS8, DType::kS8, DType::kS32, DType::kS32>,
-                           Types<DType::kF32, DType::kF32, DType::kF32, DType::kF32>,
-                           Types<DType::kF64, DType::kF64, DType::kF64, DType::kF64>>;
-
 // The shapes of WMMA for an operand type, the default first.
 template <typename A>
 auto shapes_of() {
@@ -234,11 +226,11 @@ std::string unsupported_wmma(const GemmProblem& p) {
   const auto shape_exists = [&](auto types) {
     return dispatch_shape(shapes_of<typename decltype(types)::A>(), p, [](auto) { return Status{}; });
   };
-  return dispatch_types(WmmaTypes{}, p, shape_exists).message;
+  return dispatch_types(TypesOf<kWmmaTypes>{}, p, shape_exists).message;
 }
 
 Status launch_wmma(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
-  return dispatch_types(WmmaTypes{}, p, [&](auto types) {
+  return dispatch_types(TypesOf<kWmmaTypes>{}, p, [&](auto types) {
     using T = decltype(types);
     return dispatch_shape(shapes_of<typename T::A>(), p, [&](auto shape) {
       using S = decltype(shape);

@@ -21,13 +21,10 @@ __global__ void __launch_bounds__(kWmmaThreads) wmma_f16(const __grid_constant__
   multiply_wmma_tiles<Half>(p);
 }
 
-using HalfTypes = TypeList<Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
-                           Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>>;
-
 }  // namespace
 
 Status launch_wmma_f16(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
-  return dispatch_types(HalfTypes{}, p, [&](auto types) {
+  return dispatch_types(TypesOf<kHalfTypes>{}, p, [&](auto types) {
     return launch_tiles("wmma_f16", wmma_f16<decltype(types)>, p, buffers, executor, kWmmaBlock, kWmmaBlock,
                         kWmmaThreads);
   });

@@ -22,12 +22,10 @@ __global__ void __launch_bounds__(kWmmaThreads) wmma_tf32(const __grid_constant_
   multiply_wmma_tiles<Tf32>(p);
 }
 
-using SingleType = TypeList<Types<DType::kF32, DType::kF32, DType::kF32, DType::kF32>>;
-
 }  // namespace
 
 Status launch_wmma_tf32(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
-  return dispatch_types(SingleType{}, p, [&](auto types) {
+  return dispatch_types(TypesOf<kTf32Types>{}, p, [&](auto types) {
     return launch_tiles("wmma_tf32", wmma_tf32<decltype(types)>, p, buffers, executor, kWmmaBlock, kWmmaBlock,
                         kWmmaThreads);
   });

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "../../recall.h"
-#include "../kernels.h"
 #include "plan.cuh"
 #include "reduce.cuh"
 #include "repack_rows.cuh"
+#include "simt.h"
 #include "variants.cuh"
 
 namespace jaxgemm::cuda {

@@ -1,6 +1,4 @@
-// The row `simt` of the kernel table. Host code only.
-//
-// Option tile: 0 for the model's choice, else the number of a tile of tiles.cuh, counted from 1.
+// The functions of the row `simt` of the kernel table, which is in row.cc. Host code only.
 #pragma once
 
 #include "../../kernel.h"

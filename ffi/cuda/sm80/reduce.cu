@@ -67,16 +67,11 @@ __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ Parti
   }
 }
 
-using ReduceTypes = TypeList<Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>,
-                             Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
-                             Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
-                             Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
-
 }  // namespace
 
 Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, const Partials& partials,
                      const TileConfig& tile, CUstream_st* stream) {
-  return dispatch_types(ReduceTypes{}, problem, [&](auto types) {
+  return dispatch_types(TypesOf<k16BitTypes>{}, problem, [&](auto types) {
     using T = decltype(types);
     Table table{tile.m, tile.n, 1, 0, 0};
     while (table.slices * kSliceSplits < partials.splits && table.slices < kMaxSlices) table.slices *= 2;

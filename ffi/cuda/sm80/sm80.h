@@ -1,7 +1,4 @@
-// The row `sm80` of the kernel table. Host code only.
-//
-// Options, in order, 0 meaning that the model chooses: tile (1 128x256, 2 128x128, 3 64x128, 4 64x64,
-// 5 16x128), split_k.
+// The functions of the row `sm80` of the kernel table, which is in row.cc. Host code only.
 #pragma once
 
 #include "../../kernel.h"

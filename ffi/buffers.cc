@@ -1,0 +1,154 @@
+#include "buffers.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "check.h"
+
+namespace jaxgemm {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// False for an XLA type that is none of ours.
+bool from_xla(int type, DType& out) {
+#define JAXGEMM_CASE(enumerator, name, bytes, accumulator, xla, host, device) \
+  case ffi::DataType::xla:                                                    \
+    out = DType::enumerator;                                                  \
+    return true;
+  switch (static_cast<ffi::DataType>(type)) {
+    JAXGEMM_ELEMENT_TYPES(JAXGEMM_CASE)
+    default:
+      return false;
+  }
+#undef JAXGEMM_CASE
+}
+
+Buffer buffer_of(const ffi::AnyBuffer& from) {
+  return {static_cast<int>(from.element_type()), static_cast<int64_t>(from.element_count()),
+          from.size_bytes(), from.untyped_data()};
+}
+
+// An operand of a call: what it is called, and its type.
+struct Operand {
+  const char* name;
+  DType dtype = DType::kF32;
+};
+using Operands = std::array<Operand, kMaxOperands>;
+
+// Which operands a call must have, and whether it has them, each of a type that we know.
+std::string read_operands(const Attributes& attributes, bool gated, const Buffers& buffers,
+                          Operands& operands, size_t& count) {
+  const bool has_c = !is_zero(attributes.beta), has_bias = attributes.has_bias;
+  operands = {{{"a"}, {"b"}}};
+  count = 2;
+  if (gated) operands[count++] = {"b_up"};
+  if (has_c) operands[count++] = {"c"};
+  if (has_bias) operands[count++] = {"bias"};
+  if (buffers.operand_count != count) {
+    return join("expected ", count, " operands (a, b", gated ? ", b_up" : "", has_c ? ", c" : "",
+                has_bias ? ", bias" : "", "), got ", buffers.operand_count);
+  }
+  if (buffers.result_count != 1 && buffers.result_count != 2) {
+    return join("expected 1 or 2 results (d, workspace), got ", buffers.result_count);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const int type = buffers.operands[i].type;
+    if (type == Buffer::kNone) return join("argument '", operands[i].name, "' is not a buffer");
+    if (!from_xla(type, operands[i].dtype)) {
+      return join("argument '", operands[i].name, "' has an element type that no kernel takes (XLA type ",
+                  type, ")");
+    }
+  }
+  return {};
+}
+
+// Whether every buffer holds what the problem reads or writes there.
+std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Operands& operands,
+                          size_t count) {
+  const auto& operand = buffers.operands;
+  const Buffer& d = buffers.results[0];
+  Status fits = check_elements("a", operand[0].elements, required_elements(p.a, p.m, p.k, p.batch));
+  if (fits.ok()) fits = check_elements("b", operand[1].elements, required_elements(p.b, p.k, p.n, p.batch));
+  if (!fits.ok()) return fits.message;
+  const int64_t outputs = p.m * p.n * p.batch_count();
+  if (d.elements != outputs) {
+    return join("result 'd' has ", d.elements, " elements, the attributes need ", outputs);
+  }
+  if (p.gated && (operands[2].dtype != p.b.dtype || operand[2].elements != operand[1].elements)) {
+    return join("argument 'b_up' has ", operand[2].elements, " elements of ", dtype_name(operands[2].dtype),
+                ", b has ", operand[1].elements, " of ", dtype_name(p.b.dtype));
+  }
+  for (size_t i = 2u + p.gated; i < count; ++i) {
+    const auto [name, dtype] = operands[i];
+    const int64_t expected = std::string_view(name) == "c" ? outputs : p.n;
+    if (dtype != p.d) {
+      return join("argument '", name, "' has type ", dtype_name(dtype), ", the result has ", dtype_name(p.d));
+    }
+    if (operand[i].elements != expected) {
+      return join("argument '", name, "' has ", operand[i].elements, " elements, expected ", expected);
+    }
+  }
+  if (buffers.result_count == 2 && buffers.results[1].type == Buffer::kNone) {
+    return "result 'workspace' is not a buffer";
+  }
+  return {};
+}
+
+}  // namespace
+
+Buffers::Buffers(ffi::RemainingArgs args, ffi::RemainingRets rets)
+    : operand_count(args.size()), result_count(rets.size()) {
+  for (size_t i = 0; i < std::min(operand_count, kMaxOperands); ++i) {
+    if (auto buffer = args.get<ffi::AnyBuffer>(i)) operands[i] = buffer_of(*buffer);
+  }
+  for (size_t i = 0; i < std::min(result_count, kMaxResults); ++i) {
+    if (auto buffer = rets.get<ffi::AnyBuffer>(i)) results[i] = buffer_of(**buffer);
+  }
+}
+
+std::string decode(const WireAttributes& from, const Buffers& buffers, const Place& place, Request& request) {
+  CallSpec spec;
+  spec.gated = place.gated;
+  if (std::string wrong = read(from, spec.attributes); !wrong.empty()) return wrong;
+  Operands operands;
+  size_t count = 0;
+  if (std::string wrong = read_operands(spec.attributes, place.gated, buffers, operands, count);
+      !wrong.empty())
+    return wrong;
+  const Buffer &d = buffers.results[0], &workspace = buffers.results[1];
+  if (d.type == Buffer::kNone) return "result 'd' is not a buffer";
+  if (!from_xla(d.type, spec.d)) {
+    return join("result 'd' has an element type that no kernel writes (XLA type ", d.type, ")");
+  }
+  spec.a = operands[0].dtype;
+  spec.b = operands[1].dtype;
+  const GemmProblem& p = request.problem;
+  if (Status s = decode_call(spec, request.problem, request.entry); !s.ok()) return s.message;
+  const KernelEntry& entry = *request.entry;
+  if (entry.platform != place.platform) {
+    return join("kernel '", entry.name, "' runs on ", entry.platform == Platform::kCuda ? "CUDA" : "the CPU",
+                ", the call was placed elsewhere");
+  }
+  if (std::string wrong = check_buffers(p, buffers, operands, count); !wrong.empty()) return wrong;
+  if (std::string refusal = unsupported_reason(entry, p, place.arch); !refusal.empty()) return refusal;
+  if (entry.workspace) request.workspace = entry.workspace(p);
+  if (workspace.bytes < request.workspace) {
+    return join("result 'workspace' has ", workspace.bytes, " bytes, kernel '", entry.name, "' needs ",
+                request.workspace);
+  }
+  return {};
+}
+
+GemmBuffers addresses(const GemmProblem& p, const Buffers& buffers) {
+  const auto& operand = buffers.operands;
+  return {.a = operand[0].data,
+          .b = operand[1].data,
+          .b_up = p.gated ? operand[2].data : nullptr,
+          .c = p.has_c ? operand[2u + p.gated].data : nullptr,
+          .bias = p.has_bias ? operand[buffers.operand_count - 1].data : nullptr,
+          .d = buffers.results[0].data,
+          .workspace = buffers.results[1].data};
+}
+
+}  // namespace jaxgemm

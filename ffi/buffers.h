@@ -1,0 +1,56 @@
+// The arguments and results of a call as XLA hands them over, and what they and the attributes together ask a
+// kernel for.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "kernel.h"
+#include "wire.h"
+
+namespace jaxgemm {
+
+// An argument or a result.
+struct Buffer {
+  static constexpr int kNone = -1;
+
+  int type = kNone;  // of XLA's element types; kNone: there is no buffer
+  int64_t elements = 0;
+  size_t bytes = 0;
+  void* data = nullptr;
+};
+constexpr size_t kMaxOperands = 5, kMaxResults = 2;
+
+struct Buffers {
+  size_t operand_count = 0, result_count = 0;  // as many as XLA passes, of which these hold the first ones
+  std::array<Buffer, kMaxOperands> operands;   // a, b, and whatever of b_up, c and bias there is
+  std::array<Buffer, kMaxResults> results;     // d, workspace
+
+  Buffers(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets);
+};
+
+// Where a call runs, and by which handler.
+struct Place {
+  Platform platform;
+  int arch = 0;  // compute capability times ten; 0 on CPU
+  bool gated = false;
+};
+
+// What a kernel is asked for.
+struct Request {
+  GemmProblem problem;
+  const KernelEntry* entry = nullptr;
+  size_t workspace = 0;  // bytes that the kernel needs
+};
+
+// Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results are d, then a
+// workspace if there is one. Returns what is wrong with the call, or an empty string. The request's
+// problem.config points into the attributes.
+std::string decode(const WireAttributes& attributes, const Buffers& buffers, const Place& place,
+                   Request& request);
+
+// The addresses for a problem whose call has been decoded.
+GemmBuffers addresses(const GemmProblem& problem, const Buffers& buffers);
+
+}  // namespace jaxgemm

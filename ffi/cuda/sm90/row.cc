@@ -1,0 +1,42 @@
+// The row `sm90` of the kernel table. What the options mean is said in sm90.h.
+#include "../rows.h"
+#include "sm90.h"
+
+namespace jaxgemm::cuda {
+namespace {
+
+constexpr int64_t kTileM[] = {0, 64, 128, 192};
+constexpr int64_t kTileN[] = {0, 16, 32, 64, 96, 112, 128, 144, 160, 192, 224, 256};
+constexpr Option kOptions[] = {{"tile_m", kTileM},      {"tile_n", kTileN},    {"schedule", kUpTo2},
+                               {"cluster_m", kUpTo4},   {"cluster_n", kUpTo4}, {"split_k", {}},
+                               {"swap", kUpTo2},        {"group", {}},         {"grid", kUpTo2},
+                               {"reduction", kUpTo2},   {"blocks", kUpTo2},    {"unaligned", kUpTo2},
+                               {"every_eighth", kUpTo2}};
+// The sums of a row have one order for every m as long as K is not split and its steps begin at the same
+// places. In what order the tiles are computed changes no sum, nor does how unaligned rows are loaded.
+constexpr Pin kPins[] = {{"split_k", 1}, {"group", 0}, {"unaligned", 0}, {"every_eighth", 1}};
+
+constexpr KernelEntry kRows[] = {
+    {.name = "sm90",
+     .family = "sm90",
+     .summary = "16-bit tensor cores by wgmma and TMA, warp-specialised and persistent, for Hopper",
+     .platform = Platform::kCuda,
+     .min_arch = 90,
+     .max_arch = 90,
+     .types = k16BitTypes,
+     .options = kOptions,
+     .gated = true,
+     .deterministic = true,
+     .pins = kPins,
+     .unsupported = JAXGEMM_SM90_FN(unsupported_sm90),
+     .candidates = JAXGEMM_SM90_FN(candidates_sm90),
+     .workspace = JAXGEMM_SM90_FN(workspace_sm90),
+     .prepare = JAXGEMM_SM90_FN(prepare_sm90),
+     .launch = JAXGEMM_SM90_FN(launch_sm90)},
+};
+
+}  // namespace
+
+std::span<const KernelEntry> sm90_rows() { return kRows; }
+
+}  // namespace jaxgemm::cuda

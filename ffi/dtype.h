@@ -1,0 +1,62 @@
+// The element types of operands and results, in one table. Everything that C++ and CUDA say of a type by its
+// name follows from it; jaxgemm/dtypes.py has the same table for Python, and a test compares the two.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string_view>
+
+namespace jaxgemm {
+
+// A row for each type:
+//   enumerator  of DType
+//   name        as NumPy and ml_dtypes have it
+//   bytes       of an element
+//   accumulator the type in which products of such operands are summed
+//   xla         the enumerator of xla::ffi::DataType
+//   host        what holds an element in the CPU kernel: a type that cpu/convert.h declares, or a built-in
+//   one device      the same in CUDA kernels: a type that cuda/device/types.cuh includes, or a built-in one
+// New rows go to the end, so that no number of DType changes.
+#define JAXGEMM_ELEMENT_TYPES(X)                               \
+  X(kF64, "float64", 8, kF64, F64, double, double)             \
+  X(kF32, "float32", 4, kF32, F32, float, float)               \
+  X(kF16, "float16", 2, kF32, F16, Half, __half)               \
+  X(kBF16, "bfloat16", 2, kF32, BF16, BFloat16, __nv_bfloat16) \
+  X(kS8, "int8", 1, kS32, S8, int8_t, int8_t)                  \
+  X(kU8, "uint8", 1, kS32, U8, uint8_t, uint8_t)               \
+  X(kS32, "int32", 4, kS32, S32, int32_t, int32_t)
+
+#define JAXGEMM_ENUMERATOR(enumerator, ...) enumerator,
+enum class DType : uint8_t { JAXGEMM_ELEMENT_TYPES(JAXGEMM_ENUMERATOR) };
+#undef JAXGEMM_ENUMERATOR
+
+struct ElementType {
+  DType dtype;
+  const char* name;
+  size_t bytes;
+  DType accumulator;
+};
+
+#define JAXGEMM_ROW(enumerator, name, bytes, accumulator, xla, host, device) \
+  {DType::enumerator, name, bytes, DType::accumulator},
+inline constexpr ElementType kElementTypes[] = {JAXGEMM_ELEMENT_TYPES(JAXGEMM_ROW)};
+#undef JAXGEMM_ROW
+
+constexpr const ElementType& element_type(DType t) { return kElementTypes[static_cast<size_t>(t)]; }
+constexpr size_t dtype_bytes(DType t) { return element_type(t).bytes; }
+constexpr const char* dtype_name(DType t) { return element_type(t).name; }
+constexpr DType accumulator_of(DType t) { return element_type(t).accumulator; }
+
+// False when there is no type of that name.
+constexpr bool find_dtype(std::string_view name, DType& out) {
+  for (const ElementType& t : kElementTypes) {
+    if (name == t.name) {
+      out = t.dtype;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace jaxgemm

@@ -18,6 +18,12 @@ using SingleTypes = TypeList<Types<DType::kF32, DType::kF32, DType::kF32, DType:
                              Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
                              Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
 
+// What tensor cores multiply in 16 bits and sum in f32.
+using TensorTypes = TypeList<Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>,
+                             Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
+                             Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
+                             Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
+
 // Neighbours that move in one access. The widest access is 16 bytes, so four doubles take two.
 template <typename T, int kCount>
 struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Vec {

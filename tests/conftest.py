@@ -27,7 +27,9 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 
-import meshes  # noqa: E402, F401  (asks for 8 CPU devices, before anything starts the backend)
+# meshes asks for 8 CPU devices, before anything starts the backend.
+import cubins  # noqa: E402
+import meshes  # noqa: E402, F401
 
 import jaxgemm  # noqa: E402
 from jaxgemm.kernels import device_for  # noqa: E402
@@ -130,6 +132,14 @@ def _device(request: pytest.FixtureRequest):
     jax.config.update("jax_default_device", jax.devices(platform)[0])  # for threads that the test starts as well
     yield
     jax.config.update("jax_default_device", None)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[cubins.Function]:
+    """Every CUDA kernel of the library, as it was compiled."""
+    if missing := cubins.missing():
+        pytest.skip(missing)
+    return cubins.functions(cubins.LIBRARY, tmp_path_factory.mktemp("cubins"))
 
 
 @pytest.fixture

@@ -117,6 +117,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"gpu: {reason}"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
+    """A test of every kernel skips what `wgmma_tma` refuses by name; test_ladder.py tests that it refuses no more."""
+    try:
+        return (yield)
+    except jaxgemm.UnsupportedError as error:
+        row = _row(pyfuncitem)
+        if row and row.name == "wgmma_tma" and "copies rows that begin at multiples of 16 bytes" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
 def _row(item: pytest.Item) -> jaxgemm.Kernel | None:
     """The kernel that a test is for, given as ``row`` or by name as ``kernel``."""
     params = item.callspec.params if hasattr(item, "callspec") else {}

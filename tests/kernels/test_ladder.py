@@ -6,10 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import cases
 import cubins
 import jax
+import numpy as np
 import pytest
-from oracle import Product, check_all
+from oracle import Product, check_all, refused_by_name
 
 import jaxgemm
 from jaxgemm.measure import bench
@@ -309,3 +311,61 @@ def test_every_tile_shape_in_every_layout(kernel, layout, rng):
         ]
         for m, n, k in TILES[types[0]]:
             check_all(products, kernel, tile_m=m, tile_n=n, tile_k=k)
+
+
+#: Ragged in every extent that a layout lets be ragged where rows begin at multiples of 16 bytes.
+ADDRESSABLE = {
+    "NN": ((1, 8, 8), (127, 136, 200), (300, 264, 72), (65, 512, 1032)),
+    "NT": ((1, 1, 8), (127, 129, 136), (300, 257, 72), (65, 511, 1032)),
+    "TN": ((8, 8, 1), (128, 136, 65), (304, 264, 131), (64, 512, 1027)),
+    "TT": ((8, 1, 8), (128, 129, 136), (304, 257, 72), (64, 511, 1032)),
+}
+EPILOGUES = ({}, {"alpha": 1.75, "beta": -2.25, "bias": True, "activation": "gelu"}, {"beta": 1.0})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ADDRESSABLE)
+@pytest.mark.parametrize("kernel", ["mma_sync", "wgmma_tma"])
+def test_ragged_tiles_of_whole_vectors(kernel, layout, rng):
+    """Of every type pair, with every kind of epilogue."""
+    (row,) = (row for row in LADDER if row.name == kernel)
+    for types in row.types:
+        shapes = itertools.product(ADDRESSABLE[layout], EPILOGUES)
+        products = [Product.random(rng, shape, types, layout, **epilogue) for shape, epilogue in shapes]
+        products += [Product.random(rng, ADDRESSABLE[layout][1], types, layout, batches) for batches in cases.BATCHES]
+        assert not any(refused_by_name(p, kernel) for p in products)
+        check_all(products, kernel)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth", [5, 24])
+@pytest.mark.parametrize("kernel", ["mma_sync", "wgmma_tma"])
+def test_what_lies_beside_rows_is_not_summed(kernel, depth, rng):
+    """Heads of attention, read where they lie: behind a row's end is another head's row, of NaN."""
+    queries, keys = (rng.standard_normal((2, n, 8, depth)).astype("float16") for n in (70, 50))
+    queries[:, :, 3] = keys[:, :, 3] = float("nan")
+    dims = (((3,), (3,)), ((0, 2), (0, 2)))
+    scores = jaxgemm.dot_general(queries, keys, dims, preferred_element_type="float32", kernel=kernel)
+    expected = np.einsum("bqhd,bkhd->bhqk", queries.astype(np.float64), keys.astype(np.float64))
+    np.testing.assert_allclose(np.asarray(scores), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_the_copy_engine_cannot_address(rng):
+    """wgmma_tma refuses those, by name, and no others."""
+    (row,) = (row for row in LADDER if row.name == "wgmma_tma")
+    if not row.built:
+        pytest.skip("this build is not for Hopper")
+    refused = 0
+    for layout, shape in itertools.product(cases.LAYOUTS, (*cases.SHAPES, *cases.EMPTY, *ADDRESSABLE["NN"])):
+        for batches in (((), ()), ((3,), ()), ((2, 3), (2, 3))):
+            p = Product.random(rng, shape, row.types[0], layout, batches)
+            reason = ""
+            try:
+                jax.jit(lambda x, p=p: p.call(x, row.name)).trace(p.arrays).lower(lowering_platforms=("cuda",))
+            except jaxgemm.UnsupportedError as error:
+                reason = str(error)
+            assert bool(reason) == refused_by_name(p, row.name), f"{p.label}: {reason}"
+            if reason:
+                assert "kernel 'wgmma_tma' copies rows that begin at multiples of 16 bytes; those of " in reason
+                refused += 1
+    assert refused

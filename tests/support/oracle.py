@@ -213,8 +213,13 @@ def refused_by_name(p: Product, kernel: str) -> bool:
     """Whether the product is not for this kernel: Hopper's copy engine finds rows at multiples of 16 bytes only."""
     if kernel != "wgmma_tma" or 0 in (*p.shape, p.operands[0].shape[-1]):
         return False
-    pitches = [x.shape[-1] * x.itemsize for x in (p.a, p.b) if x.shape[-2] > 1 or x.size > x.shape[-1]]
-    return any(pitch % 16 for pitch in pitches)
+    for x in (p.a, p.b):
+        batched, matrix = x.ndim > 2, x.shape[-2:]
+        # A vector is one line, whichever its layout; then only products must begin there.
+        pitch = matrix[1] if 1 not in matrix else max(matrix) if batched else 0
+        if pitch * x.itemsize % 16:
+            return True
+    return False
 
 
 def check_all(products: list[Product], kernel: str, **options: int) -> None:

@@ -124,9 +124,9 @@ def rows(output: str, names: list[str]) -> list[dict[str, Any]]:
             raise RuntimeError(f"the profiler saw {function!r} where {name} was expected")
         reads, conflicts = value(SHARED_READS), value(CONFLICTS)
         row = {key: value(metric) for key, metric in METRICS.items()}
-        row |= {key: whole(METRICS[key]) for key in ("registers", "shared_bytes")}
-        row["shared_bytes"] += whole(METRICS["launched_bytes"])
+        launched = whole(METRICS["launched_bytes"])
         del row["launched_bytes"]
+        row |= {"registers": whole(METRICS["registers"]), "shared_bytes": whole(METRICS["shared_bytes"]) + launched}
         if (row["sectors"] or 0.0) > 1.0:  # the profiler reports up to 300 % for wmma_tf32, which cannot be
             row["sectors"] = None
         row["conflicts"] = conflicts / reads if reads and conflicts is not None else None

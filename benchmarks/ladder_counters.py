@@ -21,7 +21,7 @@ from typing import Any
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))
 
-#: The profiler's metric behind each figure. All but the last three lines are percentages.
+#: The profiler's metric behind each figure. All but the last four lines are percentages.
 METRICS = {
     "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
     "fma": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
@@ -32,6 +32,7 @@ METRICS = {
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "registers": "launch__registers_per_thread",
     "shared_bytes": "launch__shared_mem_per_block_static",
+    "launched_bytes": "launch__shared_mem_per_block_dynamic",
     "us": "gpu__time_duration.sum",
 }
 SHARED_READS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"
@@ -123,7 +124,9 @@ def rows(output: str, names: list[str]) -> list[dict[str, Any]]:
             raise RuntimeError(f"the profiler saw {function!r} where {name} was expected")
         reads, conflicts = value(SHARED_READS), value(CONFLICTS)
         row = {key: value(metric) for key, metric in METRICS.items()}
-        row |= {key: whole(METRICS[key]) for key in ("registers", "shared_bytes")}
+        launched = whole(METRICS["launched_bytes"])
+        del row["launched_bytes"]
+        row |= {"registers": whole(METRICS["registers"]), "shared_bytes": whole(METRICS["shared_bytes"]) + launched}
         if (row["sectors"] or 0.0) > 1.0:  # the profiler reports up to 300 % for wmma_tf32, which cannot be
             row["sectors"] = None
         row["conflicts"] = conflicts / reads if reads and conflicts is not None else None

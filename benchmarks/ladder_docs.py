@@ -26,7 +26,7 @@ PAGE, PLOT = _HERE.parent / "docs/ladder.md", _HERE.parent / "docs/ladder.svg"
 Result = dict[str, Any]
 
 #: The arithmetic in which a kernel's own section of the page gives its speed.
-OWN_ARITHMETIC = {"wmma_tf32": "tf32", "wmma_f16": "f16", "wmma": "f16"}
+OWN_ARITHMETIC = {"wmma_tf32": "tf32", "wmma_f16": "f16", "wmma": "f16", "mma_sync": "f16", "wgmma_tma": "f16"}
 #: The profiler's reasons for which a warp does not issue, in words.
 STALLS = {
     "long_scoreboard": "global memory and L1",
@@ -50,9 +50,9 @@ def figures(document: Result, counters: Result, textbook: Result) -> dict[str, s
     """What stands between the marks of docs/ladder.md, by the marks' names: a line for each kernel, and tables."""
     profiled = {row["kernel"]: row for row in counters["rows"]}
     out = {}
-    for kernel in dict.fromkeys(row["kernel"] for row in document["rows"] if ":" not in row["kernel"]):
+    for kernel in RUNGS:
         out[kernel] = _sentence(document, kernel, profiled.get(kernel))
-    out["budget"] = "\n".join(_budget_table(profiled))
+    out["budget"] = "\n".join(_budget_table())
     out["speeds"] = "\n".join([_origin(document, "ladder.json"), "", *_speed_tables(document)])
     out["own products"] = "\n".join(_own_table(document))
     out["counters"] = "\n".join([_origin(counters, "ladder_counters.json"), "", *_counter_table(counters)])
@@ -73,9 +73,9 @@ def _sentence(document: Result, kernel: str, profiled: Result | None) -> str:
     rows = [row for size in (2048, 4096) if (row := find(document, kernel, arithmetic, size)) and row["tflops"]]
     speed = " and ".join(f"{number(row['tflops'])} at {row['n']}³" for row in rows)
     ratio = " and ".join(f"{row['ratio']:.2f}" for row in rows if row["ratio"] is not None)
-    text = (
-        f"**Measured** in {arithmetic}: {speed}, in TFLOP/s; {ratio} of XLA's faster path." if rows else "Not measured."
-    )
+    text = "Not measured yet."
+    if rows:
+        text = f"**Measured** in {arithmetic}: {speed}, in TFLOP/s; {ratio} of XLA's faster path."
     if profiled:
         unit, share = ("tensor", "tensor") if profiled["tensor"] > 0.02 else ("FMA", "fma")
         text += (
@@ -144,22 +144,19 @@ def _own_table(document: Result) -> list[str]:
     return _table(columns, lines)
 
 
-def _budget_table(profiled: dict[str, Result]) -> list[str]:
+def _budget_table() -> list[str]:
     columns = ["kernel", "tile m × n", "k", "threads", "operations a byte", "bytes of shared memory"]
-    columns += ["sums", "operands", "in flight", "compiled", "blocks", "threads at most"]
-    lines = []
-    for kernel, rung in RUNGS.items():
-        registers = profiled[kernel]["registers"] if kernel in profiled else None
-        lines.append(
-            [
-                f"`{kernel}`",
-                f"{rung.tile[0]} × {rung.tile[1]}",
-                *map(str, (rung.step, rung.threads, f"{rung.intensity:#.3g}".rstrip("."), f"{rung.shared_bytes:,}")),
-                *map(str, (rung.results, rung.operands, rung.in_flight)),
-                *(map(str, (registers, rung.blocks(registers))) if registers else ("", "")),
-                _share(rung.occupancy(registers)) if registers else "",
-            ]
-        )
+    columns += ["sums", "operands", "in flight", "registers", "blocks", "threads at most"]
+    lines = [
+        [
+            f"`{kernel}`",
+            f"{rung.tile[0]} × {rung.tile[1]}",
+            *map(str, (rung.step, rung.threads, f"{rung.intensity:#.3g}".rstrip("."), f"{rung.shared_bytes:,}")),
+            *map(str, (rung.results, rung.operands, rung.in_flight, rung.registers, rung.blocks)),
+            _share(rung.occupancy),
+        ]
+        for kernel, rung in RUNGS.items()
+    ]
     return _table(columns, lines)
 
 

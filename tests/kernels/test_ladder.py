@@ -6,9 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import cases
+import cubins
 import jax
+import numpy as np
 import pytest
-from oracle import Product, check_all
+from oracle import Product, check_all, refused_by_name
 
 import jaxgemm
 from jaxgemm.measure import bench
@@ -17,6 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results/nvidia-h200"
 LADDER = [row for row in jaxgemm.kernels() if row.family == "ladder"]
 ROWS = [row.name for row in LADDER]
+
+#: Rungs that the result files do not have yet, of which the page says so.
+UNMEASURED = ("mma_sync", "wgmma_tma")
+
+#: Types that a rung's budget is of, where these are not the row's first.
+BUDGETED = {"mma_sync": ("float16", "float16", "float32"), "wgmma_tma": ("float16", "float16", "float32")}
 
 #: WMMA's tile shapes by operand type.
 WIDE = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
@@ -142,23 +151,36 @@ def test_every_row_was_measured(shown):
     assert {row["status"] for row in document["rows"]} == {"ok"}
     for kernel in ROWS:
         sizes = {row["n"] for row in document["rows"] if row["kernel"] == kernel and row["part"] == "sizes"}
-        assert sizes == {128, 256, 512, 1024, 2048, 4096, 8192}, kernel
-    assert [row["kernel"] for row in shown.beside(document, "ladder_counters.json")["rows"]] == ROWS
+        assert sizes == (set() if kernel in UNMEASURED else {128, 256, 512, 1024, 2048, 4096, 8192}), kernel
+    measured = [kernel for kernel in ROWS if kernel not in UNMEASURED]
+    assert [row["kernel"] for row in shown.beside(document, "ladder_counters.json")["rows"]] == measured
 
 
-def test_budgets_are_those_of_the_compiled_code(shown, monkeypatch):
-    """What ladder_budget.py works out from a kernel's shape, beside what the profiler saw."""
+@pytest.mark.parametrize("name", ROWS)
+def test_budgets_are_those_of_the_compiled_code(compiled, monkeypatch, name):
+    """What ladder_budget.py works out from a kernel's shape, beside the kernel for Hopper."""
+    hopper = [f for f in compiled if f.arch == "sm_90a"]
+    if not hopper:
+        pytest.skip("this build is not for Hopper")
+    rung = script("ladder_budget", monkeypatch).RUNGS[name]
+    types = BUDGETED.get(name) or next(row.types[0] for row in LADDER if row.name == name)
+    found = [f for f in hopper if f.belongs(name) and f.product(types)]
+    (function,) = (f for f in found if name != "wmma" or "ILi16ELi16ELi16E" in f.mangled)  # its first tile
+    if rung.launched:
+        assert function.shared_bytes == 0
+        assert cubins.barriers_end(function) == rung.shared_bytes - 1024  # and what aligns the first stage
+    else:
+        assert function.shared_bytes == rung.shared_bytes
+    registers = function.usage["REG"]
+    assert rung.results + rung.operands + rung.in_flight <= registers
+    assert rung.registers == -(-registers // 8) * 8
+
+
+def test_the_page_draws_every_rung(shown, monkeypatch):
     rungs = script("ladder_budget", monkeypatch).RUNGS
     assert list(rungs) == ROWS
-    counters = json.loads((RESULTS / "ladder_counters.json").read_text())["rows"]
     page = shown.PAGE.read_text()
-    for row in counters:
-        rung, name = rungs[row["kernel"]], row["kernel"]
-        assert rung.shared_bytes == row["shared_bytes"], name
-        assert rung.results + rung.operands + rung.in_flight <= row["registers"], name
-        # Full at most; and near to it, except where a product of that size has too few blocks.
-        assert row["occupancy"] <= rung.occupancy(row["registers"]) + 0.005, name
-        assert row["occupancy"] >= 0.6 * rung.occupancy(row["registers"]), name
+    for name, rung in rungs.items():
         section = page.partition(f"\n### `{name}`")[2].partition("\n## ")[0].partition("\n### ")[0]
         assert "```text" in section, f"no diagram of {name}"
         if rung.shared_bytes:
@@ -199,6 +221,7 @@ def test_the_profilers_output_is_read(monkeypatch):
     names |= dict.fromkeys(counters.METRICS.values(), ("%", "50"))
     names |= {counters.METRICS["us"]: ("ms", "2.5"), counters.METRICS["registers"]: ("register/thread", "32")}
     names |= {counters.METRICS["shared_bytes"]: ("Kbyte/block", "8.45"), counters.METRICS["sectors"]: ("%", "300")}
+    names |= {counters.METRICS["launched_bytes"]: ("byte/block", "1,000")}
     names |= {counters.SHARED_READS: ("", "1,000"), counters.CONFLICTS: ("", "250")}
     names |= {counters._STALL.format(reason): ("", "1.5") for reason in counters.STALLS}
     lines = [names, *([unit for unit, _ in names.values()], [value for _, value in names.values()])]
@@ -208,7 +231,7 @@ def test_the_profilers_output_is_read(monkeypatch):
     assert row["issue"] == 0.5
     assert row["us"] == 2500
     assert row["registers"] == 32
-    assert row["shared_bytes"] == 8450
+    assert row["shared_bytes"] == 9450
     assert row["sectors"] is None
     assert row["conflicts"] == 0.25
     assert row["stalls"]["barrier"] == 1.5
@@ -224,6 +247,7 @@ def test_the_profilers_output_is_read(monkeypatch):
 def test_every_kernel_of_the_write_ups_is_there():
     names = "naive coalesced tiled coarse_1d coarse_2d coarse_2d_vec vec4_global vec4_shared vec4_shared_at"
     names += " fragment_pipeline shared_pipeline register_blocked warp_tiled outer_product wmma_tf32 wmma_f16 wmma"
+    names += " mma_sync wgmma_tma"  # which lead from WMMA to the engines
     assert sorted(ROWS) == sorted(names.split())
     (wmma,) = (row for row in LADDER if row.name == "wmma")
     assert {types[:3] for types in wmma.types} == {
@@ -287,3 +311,61 @@ def test_every_tile_shape_in_every_layout(kernel, layout, rng):
         ]
         for m, n, k in TILES[types[0]]:
             check_all(products, kernel, tile_m=m, tile_n=n, tile_k=k)
+
+
+#: Ragged in every extent that a layout lets be ragged where rows begin at multiples of 16 bytes.
+ADDRESSABLE = {
+    "NN": ((1, 8, 8), (127, 136, 200), (300, 264, 72), (65, 512, 1032)),
+    "NT": ((1, 1, 8), (127, 129, 136), (300, 257, 72), (65, 511, 1032)),
+    "TN": ((8, 8, 1), (128, 136, 65), (304, 264, 131), (64, 512, 1027)),
+    "TT": ((8, 1, 8), (128, 129, 136), (304, 257, 72), (64, 511, 1032)),
+}
+EPILOGUES = ({}, {"alpha": 1.75, "beta": -2.25, "bias": True, "activation": "gelu"}, {"beta": 1.0})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ADDRESSABLE)
+@pytest.mark.parametrize("kernel", ["mma_sync", "wgmma_tma"])
+def test_ragged_tiles_of_whole_vectors(kernel, layout, rng):
+    """Of every type pair, with every kind of epilogue."""
+    (row,) = (row for row in LADDER if row.name == kernel)
+    for types in row.types:
+        shapes = itertools.product(ADDRESSABLE[layout], EPILOGUES)
+        products = [Product.random(rng, shape, types, layout, **epilogue) for shape, epilogue in shapes]
+        products += [Product.random(rng, ADDRESSABLE[layout][1], types, layout, batches) for batches in cases.BATCHES]
+        assert not any(refused_by_name(p, kernel) for p in products)
+        check_all(products, kernel)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth", [5, 24])
+@pytest.mark.parametrize("kernel", ["mma_sync", "wgmma_tma"])
+def test_what_lies_beside_rows_is_not_summed(kernel, depth, rng):
+    """Heads of attention, read where they lie: behind a row's end is another head's row, of NaN."""
+    queries, keys = (rng.standard_normal((2, n, 8, depth)).astype("float16") for n in (70, 50))
+    queries[:, :, 3] = keys[:, :, 3] = float("nan")
+    dims = (((3,), (3,)), ((0, 2), (0, 2)))
+    scores = jaxgemm.dot_general(queries, keys, dims, preferred_element_type="float32", kernel=kernel)
+    expected = np.einsum("bqhd,bkhd->bhqk", queries.astype(np.float64), keys.astype(np.float64))
+    np.testing.assert_allclose(np.asarray(scores), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_the_copy_engine_cannot_address(rng):
+    """wgmma_tma refuses those, by name, and no others."""
+    (row,) = (row for row in LADDER if row.name == "wgmma_tma")
+    if not row.built:
+        pytest.skip("this build is not for Hopper")
+    refused = 0
+    for layout, shape in itertools.product(cases.LAYOUTS, (*cases.SHAPES, *cases.EMPTY, *ADDRESSABLE["NN"])):
+        for batches in (((), ()), ((2, 3), (2, 3))):
+            p = Product.random(rng, shape, row.types[0], layout, batches)
+            reason = ""
+            try:
+                jax.jit(lambda x, p=p: p.call(x, row.name)).trace(p.arrays).lower(lowering_platforms=("cuda",))
+            except jaxgemm.UnsupportedError as error:
+                reason = str(error)
+            assert bool(reason) == refused_by_name(p, row.name), f"{p.label}: {reason}"
+            if reason:
+                assert "kernel 'wgmma_tma' copies rows that begin at multiples of 16 bytes; those of " in reason
+                refused += 1
+    assert refused

@@ -21,6 +21,12 @@ __device__ __forceinline__ void cp_async_or_zero(uint32_t shared, const void* gl
   }
 }
 
+// The first `bytes` of 16, 0 or more, and zeros behind them. What is not copied is not read either.
+__device__ __forceinline__ void cp_async_part(uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
+
 // Writes nothing, and does not read, where `on` is false. A predicate rather than a branch, so that the
 // compiler can spread the copies among other instructions.
 template <int kBytes>

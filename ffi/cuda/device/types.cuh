@@ -47,6 +47,7 @@ using TypesOf = decltype(types_of<kRules>(std::make_index_sequence<std::size(kRu
 
 using LadderTypes = TypesOf<kFloatTypes>;
 using SingleTypes = TypesOf<kSingleTypes>;
+using TensorTypes = TypesOf<k16BitTypes>;
 
 // Calls f(Types<...>{}) for the member of the list that matches the problem. The handler has already checked
 // the problem against the row's types, so a miss means that the kernel's list is not the row's.

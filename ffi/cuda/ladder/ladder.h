@@ -42,5 +42,10 @@ Status launch_wmma_f16(const GemmProblem&, const GemmBuffers&, const Executor&);
 // Option values, in order: tile_m, tile_n, tile_k, where 0 stands for the default.
 Status launch_wmma(const GemmProblem&, const GemmBuffers&, const Executor&);
 std::string unsupported_wmma(const GemmProblem&);
+// Tensor cores without WMMA: Ampere's instructions, then Hopper's.
+Status launch_mma_sync(const GemmProblem&, const GemmBuffers&, const Executor&);
+std::string unsupported_wgmma_tma(const GemmProblem&);
+Status prepare_wgmma_tma(const GemmProblem&, int device);
+Status launch_wgmma_tma(const GemmProblem&, const GemmBuffers&, const Executor&);
 
 }  // namespace jaxgemm::cuda

@@ -43,6 +43,16 @@ constexpr KernelEntry wmma() {
   return row;
 }
 
+constexpr KernelEntry wgmma_tma() {
+  KernelEntry row = rung(
+      "wgmma_tma", k16BitTypes, JAXGEMM_SM90_FN(launch_wgmma_tma),
+      "wgmma 64 x 256 x 16 by two warpgroups, TMA copies by a warp, 128 x 256 x 64 tiles in four stages");
+  row.min_arch = row.max_arch = 90;
+  row.unsupported = JAXGEMM_SM90_FN(unsupported_wgmma_tma);
+  row.prepare = JAXGEMM_SM90_FN(prepare_wgmma_tma);
+  return row;
+}
+
 constexpr KernelEntry kRows[] = {
     rung("naive", kFloatTypes, JAXGEMM_CUDA_FN(launch_naive), "one thread per element, global memory only"),
     rung("coalesced", kFloatTypes, JAXGEMM_CUDA_FN(launch_coalesced),
@@ -73,6 +83,9 @@ constexpr KernelEntry kRows[] = {
     rung("wmma_f16", kHalfTypes, JAXGEMM_CUDA_FN(launch_wmma_f16),
          "WMMA 16 x 16 x 16, 64 x 64 x 16 tiles in padded shared memory"),
     wmma(),
+    rung("mma_sync", k16BitTypes, JAXGEMM_CUDA_FN(launch_mma_sync),
+         "mma.sync 16 x 8 x 16 from ldmatrix, 128 x 128 x 32 tiles in three swizzled cp.async stages"),
+    wgmma_tma(),
 };
 
 }  // namespace

@@ -44,15 +44,14 @@ Status encode(const TensorMapRequest& r, CUtensorMap* map) {
                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
-  return {"kernel 'sm90': cuTensorMapEncodeTiled failed with error " +
-          std::to_string(static_cast<int>(result))};
+  return {"cuTensorMapEncodeTiled failed with error " + std::to_string(static_cast<int>(result))};
 }
 
 }  // namespace
 
 Status load_tensor_map_encoder() {
   if (encoder()) return {};
-  return {"kernel 'sm90': the CUDA driver has no cuTensorMapEncodeTiled"};
+  return {"the CUDA driver has no cuTensorMapEncodeTiled"};
 }
 
 Status encode_tensor_map(const TensorMapRequest& r, CUtensorMap* map) {

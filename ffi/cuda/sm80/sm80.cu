@@ -4,7 +4,7 @@
 
 #include "../../arithmetic.h"
 #include "../chip.h"
-#include "../sm90/repack.cuh"
+#include "../sm90/unaligned/repack.cuh"
 #include "launch.h"
 #include "plan.h"
 #include "reduce.cuh"

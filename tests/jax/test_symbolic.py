@@ -103,6 +103,7 @@ def test_the_explanation_names_the_extents():
     assert str(found.products[0]).splitlines() == [
         "bfloat16[m,8] x bfloat16[8,n] -> bfloat16",
         f"  kernel     xla: {why}",
+        "  rule       symbolic-extents",
         "  epilogue   gelu(2 * a b + 0.5 * c + bias), written in jnp, which XLA may fuse",
     ]
     named = jaxgemm.explain(lambda x, w: jaxgemm.gemm(x, w, kernel="xla"), *symbols(("m, 8", "8, n")))

@@ -277,7 +277,7 @@ def _dense(eqn: Any) -> tuple[Any, Any, DimensionNumbers]:
     lhs, rhs, *sizes = (v.aval for v in eqn.invars)
     if eqn.primitive is lax.dot_general_p:
         return lhs, rhs, eqn.params["dimension_numbers"]
-    dense = Dense.of(eqn.params["ragged_dot_dimension_numbers"], lhs.ndim)
+    dense = Dense.of(eqn.params["ragged_dot_dimension_numbers"])
 
     def cut(x: Any, axis: int | None) -> Any:
         return x if axis is None else jax.ShapeDtypeStruct((sizes[0].shape[-1], *x.shape), x.dtype)

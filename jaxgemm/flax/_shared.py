@@ -18,7 +18,7 @@ import numpy as np
 import opt_einsum
 
 from jaxgemm import api, dtypes
-from jaxgemm.arguments import canonical_dtype
+from jaxgemm.arguments import canonical_dtype, check_activation
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.kernels import find_kernel
 from jaxgemm.problem import DimensionNumbers
@@ -26,8 +26,7 @@ from jaxgemm.problem import DimensionNumbers
 
 def check(layer: str, activation: str | None, kernel: str, *others: tuple[str, Any]) -> None:
     """Errors for wrong arguments of a layer; ``others`` are (name, value) of arguments that replace the product."""
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"{layer}: activation: got {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+    check_activation(layer, activation)
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
     given = [name for name, value in others if value is not None]

@@ -231,6 +231,14 @@ def test_no_pair(name, x, w, u):
     close(override(NO_PAIR[name])(x, w, u), NO_PAIR[name](x, w, u))
 
 
+def test_products_that_stay_are_no_pair():
+    """Extents that are not known yet have no kernel."""
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 8"), jnp.float32)
+    weights = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2
+    assert pairs(GATED["silu"], x, *weights) == []
+    assert len(jaxgemm.explain(override(GATED["silu"]), x, *weights).left) == 2
+
+
 def test_kernels_by_name_compute_products_of_their_own(x, w, u):
     for kernel in ("host", "xla"):
         assert pairs(GATED["silu"], x, w, u, kernel=kernel) == []

@@ -102,15 +102,23 @@ def test_out_sharding_that_says_nothing_of_the_last_axes(kernel, rng):
 
 def test_partial_sums_that_stay_unreduced(rng):
     a, b = arrays(rng, (4, 6, 8), (8, 10))
-    on = mesh(types="Explicit")
+    on, types = mesh(types="Explicit"), []
     with jax.set_mesh(on):
         args = put(a, on, P("x", None, "y")), put(b, on, P("y"))
 
         def program(dot):
             product = jax.vmap(lambda a, b: dot(a, b, MATRIX, out_sharding=P(None, None, unreduced={"y"})), (0, None))
-            return lambda *args: (product(*args), jax.sharding.reshard(product(*args), P("x")))[1]
+
+            def summed(*args):
+                parts = product(*args)
+                types.append(jax.typeof(parts))
+                return jax.sharding.reshard(parts, P("x"))
+
+            return summed
 
         compare(program(jaxgemm.dot_general), program(lax.dot_general), *args)
+    assert types[0].sharding.spec.unreduced == {"y"}
+    assert all(kind == types[0] for kind in types)
 
 
 @kernels

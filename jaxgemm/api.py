@@ -68,9 +68,9 @@ def gemm(
         activation: "relu", "gelu" (tanh form, as ``jax.nn.gelu``), "gelu_erf", "silu", "tanh" or "sigmoid".
         out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
             16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
-            Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers, and rounded once. A product of XLA's
-            is rounded as jnp's is, before what follows it, unless XLA fuses that. A type wider than sums are kept in
-            is XLA's alone.
+            Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
+            the epilogue; XLA rounds before it as well, as in jnp, unless it fuses the epilogue. Only XLA's product
+            has a result wider than the type of the sums.
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
         kernel: "auto" (ours where it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.
@@ -168,8 +168,8 @@ def matmul(
         a: shape (..., m, k) or (k,).
         b: shape (..., k, n) or (k,).
         precision: as ``jnp.matmul`` takes it.
-        preferred_element_type: type of the result; by default that of the promoted operands. A type wider than sums
-            are kept in is XLA's alone.
+        preferred_element_type: type of the result; by default that of the promoted operands. Only XLA's product has
+            a result wider than the type of the sums: see ``out_dtype`` of :func:`gemm`.
         kernel, batch_invariant: as for :func:`gemm`.
 
     Returns:
@@ -217,8 +217,8 @@ def dot_general(
 
     Args:
         lhs, rhs: operands. Those of different element types go to XLA as they are, as in ``lax.dot_general``. For a
-            kernel by name they are converted to one type that holds both, if jnp promotes them to one; 8-bit floats and
-            4-bit integers it does not.
+            kernel by name they are converted to the type that jnp promotes them to. jnp promotes an 8-bit float or a
+            4-bit integer with no other type; such a pair the kernel refuses.
         dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``, any number of each, in
             any order. Layouts that a kernel can read where they lie are not copied.
         precision: as ``lax.dot_general`` takes it.
@@ -268,7 +268,7 @@ def bind(
         lhs, rhs = of_one_type(lhs, rhs, np.dtype(out))
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    elif isinstance(out_sharding, NamedSharding):  # types know abstract meshes only
+    elif isinstance(out_sharding, NamedSharding):  # a type's sharding is of an abstract mesh
         out_sharding = NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
     result: jax.Array = gemm_p.bind(
         *vary_alike(lhs, rhs, *extra),

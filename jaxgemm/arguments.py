@@ -37,10 +37,10 @@ def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, boo
 
 
 def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype) -> tuple[jax.Array, jax.Array]:
-    """Operands in one type, for kernels, which take no others; as they are if there is none to which jnp promotes both.
+    """Both operands in one type, as kernels take them; unchanged where jnp promotes the two to no type.
 
-    It is no narrower than the result's type, in which XLA multiplies such operands: an integer may not fit into the
-    other's.
+    The type is what jnp promotes both and the result's type to. Without the result's type, an int32 beside a bfloat16
+    would be rounded to bfloat16, where ``lax.dot_general`` into float32 multiplies it in float32.
     """
     common = dtypes.common(x.dtype, y.dtype)
     if common is None:
@@ -94,7 +94,7 @@ def static_scaling(name: str, value: ArrayLike, accumulator: np.dtype, out: np.d
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
     if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
         number = float(value)
-        if number in (0.0, 1.0):  # what most calls have is its own rounding in every type
+        if number in (0.0, 1.0):  # exact in every type, and what most calls pass
             return number
         if jnp.issubdtype(accumulator, jnp.integer):
             limits = np.iinfo(accumulator)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, Literal, primitives
 
 from jaxgemm import dtypes
-from jaxgemm._jax_private import explicit_axes, same_settings, varying_axes
+from jaxgemm._jax_private import explicit_axes, same_settings
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.transposes import traced_order
 
@@ -57,14 +57,14 @@ class Pair:
 def _may_fuse(product: Any) -> bool:
     lhs, out = product.invars[0].aval, product.outvars[0].aval
     types = lhs.dtype, dtypes.accumulator(np.dtype(lhs.dtype))
-    # Where shardings are types, a bias has one that has to fit.
+    # Where shardings are part of types, the bias's would have to fit the result's.
     return jnp.issubdtype(out.dtype, jnp.floating) and out.dtype in types and not explicit_axes(out.sharding.mesh)
 
 
 class Values:
-    """Who makes and who reads the values of a jaxpr, and so what can be taken up.
+    """Which equations make and read each value of a jaxpr, and so what a product can take up.
 
-    A value that anything but what is exchanged reads is not taken up, and so stays as it is.
+    What is taken up is not computed any more, so nothing else may read it.
     """
 
     def __init__(self, jaxpr: Jaxpr):
@@ -102,7 +102,7 @@ class Values:
             return (), None
         eqn = self._eqns[at]
         other: Any = eqn.invars[1 if eqn.invars[0] is value else 0]
-        # What makes it a matrix is left behind, and unread if nothing else reads it.
+        # The bias may have been broadcast to more axes first. Those equations stay, and XLA drops what nobody reads.
         while other.aval.ndim > 1 and (made_at := self._place(other)) is not None:
             if not _repeats_a_row(self._eqns[made_at]):
                 return (), None
@@ -114,7 +114,6 @@ class Values:
             and wanted.ndim > 0
             and (other.aval.shape, out.shape) == (wanted.shape[-1:], wanted.shape)
             and other.aval.dtype == out.dtype == wanted.dtype
-            and varying_axes(other.aval) == varying_axes(out) == varying_axes(wanted)
         )
         return ((at,), other) if fits else ((), None)
 
@@ -148,7 +147,7 @@ class Values:
         (x, w_gate), (same, w_up) = first.invars, second.invars
         places = self._place(w_gate), self._place(w_up)
         if any(traced_order(None if i is None else self._eqns[i]) for i in places):
-            return None  # of what stands the other way a launch of its own would need a copy
+            return None  # a gated launch takes weights as (k, n): transposed ones would have to be copied
         types = [eqn.outvars[0].aval for eqn in (first, second, last)]
         taken = (gate, *eqns, up_at, at)
         fits = (

@@ -62,7 +62,8 @@ def ragged_product(
     Args:
         product: computes the dense one.
         lhs, rhs: as ``lax.ragged_dot_general`` takes them.
-        group_sizes: shape (groups,), or with the axes of ``lhs`` that stand outside of the ragged one before.
+        group_sizes: shape (groups,), or (outer axes of ``lhs``, groups): its batch axes, and those of the ragged
+            axis's kind (free or contracting) that come before it.
         numbers: a ``lax.RaggedDotDimensionNumbers``.
     """
     dense = Dense.of(numbers)

@@ -167,7 +167,7 @@ def pend_einsum(
     return out
 
 
-@cache  # One object a kernel, because einsum is compiled once an object.
+@cache  # jnp.einsum is compiled anew for every function object that it is given, so there is one a kernel
 def _dot_general(kernel: str) -> Callable[..., jax.Array]:
     return partial(api.dot_general, kernel=kernel)
 

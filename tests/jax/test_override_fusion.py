@@ -209,6 +209,12 @@ def test_a_gated_layer_is_a_pair(name, x, w, u):
     close(*(jax.jit(jax.grad(total(f), argnums=(0, 1, 2)))(x, w, u) for f in (ours, function)))
 
 
+def _gated_with_other_settings(x, g, u):
+    gate, up = x @ g, x @ u
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        return jax.nn.silu(gate) * up
+
+
 NO_PAIR = {
     "other rows": lambda x, g, u: jax.nn.silu(x @ g) * (jnp.sin(x) @ u),
     "other columns": lambda x, g, u: jax.nn.silu(x @ g) * (x @ u[:, :1]),
@@ -221,6 +227,7 @@ NO_PAIR = {
     "once more": lambda x, g, u: (lambda z: (jax.nn.silu(x @ g) * z, z))(x @ u),
     "its square": lambda x, g, _: (lambda z: z * z)(jax.nn.silu(x @ g)),
     "by a number": lambda x, g, _: jax.nn.silu(x @ g) * 2.0,
+    "what is traced under other settings": _gated_with_other_settings,
     "another precision": lambda x, g, u: jax.nn.silu(x @ g) * jnp.matmul(x, u, precision="highest"),
 }
 

@@ -104,7 +104,7 @@ class Values:
         other: Any = eqn.invars[1 if eqn.invars[0] is value else 0]
         # The bias may have been broadcast to more axes first. Those equations stay, and XLA drops what nobody reads.
         while other.aval.ndim > 1 and (made_at := self._place(other)) is not None:
-            if not _repeats_a_row(self._eqns[made_at]):
+            if not _repeats_rows(self._eqns[made_at]):
                 return (), None
             other = self._eqns[made_at].invars[0]
         wanted: Any = value.aval
@@ -148,13 +148,11 @@ class Values:
         places = self._place(w_gate), self._place(w_up)
         if any(traced_order(None if i is None else self._eqns[i]) for i in places):
             return None  # a gated launch takes weights as (k, n): transposed ones would have to be copied
-        types = [eqn.outvars[0].aval for eqn in (first, second, last)]
         taken = (gate, *eqns, up_at, at)
         fits = (
             self._is_one(x, same)
             and first.params == second.params
             and w_gate.aval == w_up.aval
-            and types[0] == types[1] == types[2]
             and same_settings([self._eqns[i] for i in taken])
         )
         return Pair(taken, (x, w_gate, w_up), activation) if fits else None
@@ -193,13 +191,13 @@ def _uses(eqns: Sequence[Any]) -> Counter[Any]:
     return Counter(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
 
 
-def _repeats_a_row(eqn: Any) -> bool:
-    """Whether an equation gives an array of any number of rows that are alike, from one that has one of them."""
+def _repeats_rows(eqn: Any) -> bool:
+    """Whether every row of an equation's result is a row of its operand: alike, then, if those are."""
     if eqn.primitive not in (lax.broadcast_in_dim_p, lax.reshape_p) or len(eqn.invars) != 1:
         return False
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     last = eqn.params.get("broadcast_dimensions", (len(after) - 1,))[-1:]
-    return before[-1:] == after[-1:] and last == (len(after) - 1,) and all(n == 1 for n in before[:-1])
+    return before[-1:] == after[-1:] and last == (len(after) - 1,)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
-from jax.extend.core import jaxprs_in_params
+from jaxprs import equations
 from meshes import assert_close
 from twins import kernels_for
 
@@ -240,12 +240,8 @@ def test_offloading_policy(rng):
     def moved(dot, policies):
         policy = policies.offload_dot_with_no_batch_dims("device", "pinned_host")
         f = jax.checkpoint(lambda x: jnp.sin(dot(jnp.sin(x), w)), policy=policy)
-        equations, found = [jax.make_jaxpr(jax.grad(lambda x: jnp.sum(f(x))))(x).jaxpr], []
-        while equations:
-            for eqn in equations.pop().eqns:
-                found += [str(eqn.params["devices"])] if eqn.primitive.name == "device_put" else []
-                equations.extend(jaxprs_in_params(eqn.params))
-        return found
+        found = equations(jax.grad(lambda x: jnp.sum(f(x))), x)
+        return [str(eqn.params["devices"]) for eqn in found if eqn.primitive.name == "device_put"]
 
     ours = moved(jaxgemm.matmul, jaxgemm.checkpoint_policies)
     assert ours == moved(jnp.matmul, jax.checkpoint_policies)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
+from jaxprs import equations
 from meshes import assert_close, assert_no_more, mesh, put, traffic
 from oracle import dtype_of
 from pairs import exact
@@ -230,11 +230,8 @@ def test_derivatives_are_products_of_narrow_types(rng):
     """As in jnp: what is kept for them has the result's type, and so have cotangents."""
     args = operands(rng, dtype="bfloat16")
     gradient = jax.grad(lambda *x: jnp.sum(gated_gemm(*x).astype(jnp.float32)), EVERY)
-    found, stack = [], [jax.make_jaxpr(gradient)(*args).jaxpr]
-    while stack:
-        for eqn in stack.pop().eqns:
-            found += [{v.aval.dtype.name for v in eqn.invars}] if eqn.primitive is gemm_p else []
-            stack.extend(jaxprs_in_params(eqn.params))
+    products = [eqn for eqn in equations(gradient, *args) if eqn.primitive is gemm_p]
+    found = [{v.aval.dtype.name for v in eqn.invars} for eqn in products]
     assert found == [{"bfloat16"}] * 6
     exact = jax.grad(lambda *x: jnp.sum(theirs()(*x)), EVERY)(*(v.astype(jnp.float64) for v in args))
     assert_close(gradient(*args), exact, rtol=5e-2)

@@ -130,6 +130,19 @@ def test_products_without_a_kernel_stay(x, w):
     ]
 
 
+def test_results_of_a_type_that_no_kernel_writes(x, w):
+    """Sums in a type that some kernel has are converted after it."""
+
+    def function(x, w):
+        return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+    assert {types[2] for row in jaxgemm.kernels() for types in row.types if types[0] == "float64"} == {"float64"}
+    for kernel in ("auto", "host"):
+        ours = override(function, kernel=kernel)
+        assert count(ours, x, w) == (1, 0)
+        np.testing.assert_allclose(ours(x, w), function(x, w), rtol=1e-6)
+
+
 def test_products_that_the_named_kernel_cannot_compute_stay(x, w):
     algorithm = lax.DotAlgorithmPreset.BF16_BF16_F32
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
+from jaxprs import equations
 from meshes import mesh, put, traffic
 from routing import check, close, total
 
@@ -27,12 +27,7 @@ def b(rng):
 
 def products(primitive, function, *args, **options):
     """Parameters of the products in the jaxpr of the function with its products routed."""
-    found, stack = [], [jax.make_jaxpr(override(function, **options))(*args).jaxpr]
-    while stack:
-        for eqn in stack.pop().eqns:
-            found += [eqn.params] if eqn.primitive is primitive else []
-            stack.extend(jaxprs_in_params(eqn.params))
-    return found
+    return [eqn.params for eqn in equations(override(function, **options), *args) if eqn.primitive is primitive]
 
 
 def epilogues(function, *args, **options):
@@ -58,6 +53,7 @@ WRITTEN = {
     "one row": lambda x, w, b: x @ w + b[None],
     "reshaped": lambda x, w, b: x @ w + jnp.reshape(b, (1, -1)),
     "repeated": lambda x, w, b: x @ w + jnp.broadcast_to(b, (5, 8)),
+    "repeated, then reshaped": lambda x, w, b: x[None] @ w + jnp.broadcast_to(b, (5, 8)).reshape(1, 5, 8),
     "more axes": lambda x, w, b: x[:, None] @ w + b,
     "one column": lambda x, w, b: x @ w[:, :1] + b[:1],
     "in jit": lambda x, w, b: jax.jit(lambda x: x @ w + b)(x),
@@ -101,6 +97,8 @@ LEFT = {
     "a bias along rows": (lambda x, w, b: x @ w + b[:5, None], PLAIN),
     "a bias along rows of as many": (lambda _x, w, b: w @ w + b[:, None], PLAIN),
     "a matrix": (lambda x, w, _b: x @ w + x, PLAIN),
+    "a reshaped matrix": (lambda x, w, _b: x[None] @ w + x.reshape(1, 5, 8), PLAIN),
+    "a repeated matrix": (lambda x, w, _b: jnp.stack([x, x]) @ w + x[None], PLAIN),
     "a number": (lambda x, w, b: x @ w + b[0], PLAIN),
     "another type": (lambda x, w, b: (x @ w).astype(jnp.float32) + b.astype(jnp.float32), PLAIN),
     "a difference": (lambda x, w, b: x @ w - b, PLAIN),

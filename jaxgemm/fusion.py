@@ -197,7 +197,7 @@ def _repeats_rows(eqn: Any) -> bool:
         return False
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     last = eqn.params.get("broadcast_dimensions", (len(after) - 1,))[-1:]
-    return before[-1:] == after[-1:] and last == (len(after) - 1,)
+    return bool(before[-1:] == after[-1:] and last == (len(after) - 1,))
 
 
 @dataclass(frozen=True)

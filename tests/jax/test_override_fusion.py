@@ -96,6 +96,7 @@ def _other_settings(x, w, b):
 LEFT = {
     "a bias along rows": (lambda x, w, b: x @ w + b[:5, None], PLAIN),
     "a bias along rows of as many": (lambda _x, w, b: w @ w + b[:, None], PLAIN),
+    "one that is repeated": (lambda _x, w, b: w @ w + lax.broadcast_in_dim(b, (8, 8), (0,)), PLAIN),
     "a matrix": (lambda x, w, _b: x @ w + x, PLAIN),
     "a reshaped matrix": (lambda x, w, _b: x[None] @ w + x.reshape(1, 5, 8), PLAIN),
     "a repeated matrix": (lambda x, w, _b: jnp.stack([x, x]) @ w + x[None], PLAIN),

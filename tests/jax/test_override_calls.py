@@ -177,8 +177,9 @@ def test_explain_lists_what_nothing_routes(x, w):
 def test_explain_sees_through_transformations(x, w):
     wrapped = jax.jit(jax.grad(total(override(lambda x, w: jnp.abs((x @ w).astype(complex) @ w.astype(complex))))))
     found = jaxgemm.explain(wrapped, x, w)
-    assert found.products
-    assert all("complex" in p.operands for p in found.left)
+    assert all("float64" in p.operands for p in found.products)
+    assert all("complex128" in p.operands for p in found.left)
+    assert (len(found.products), len(found.left)) == (2, 2)  # each product and its gradient
 
 
 # --- Compiling ------------------------------------------------------------------------------------------------

@@ -154,6 +154,16 @@ def test_derivatives_of_named_kernels_fall_back_and_say_so(batch_invariant):
         assert re.match("a derivative's product; .*kernel 'host'", product.decision.choice.why)
 
 
+@needs_cuda
+def test_tangents_that_the_named_kernel_refuses_are_left_to_xla():
+    """All tangents of an operand at a time may be more rows than the kernel has blocks for."""
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1024, 64), (64, 32)))
+    jacobian = jax.jacfwd(lambda x, w: jaxgemm.gemm(x, w, kernel="direct"))
+    first, second = jaxgemm.explain(jacobian, x, w, platform="cuda").products
+    assert (first.kernel, second.kernel) == ("direct", "xla")
+    assert second.decision.choice.why.startswith("a derivative's product; m must not be above 65535 rows of tiles")
+
+
 def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():
     def lower(given):
         f = jax.jit(lambda a, b: jaxgemm.gemm(a, b, kernel="wmma_tf32", precision=given))

@@ -89,6 +89,13 @@ def test_it_is_rounded_once(rng):
     np.testing.assert_array_equal(gated_gemm(*args, kernel="host"), wide.astype(jnp.bfloat16))
 
 
+def test_the_default_precision_is_that_of_the_call(rng):
+    """Not the one where the program is lowered."""
+    with jax.default_matmul_precision("highest"):
+        (eqn,) = jax.make_jaxpr(gated_gemm)(*operands(rng, dtype="float32")).jaxpr.eqns
+    assert eqn.params["precision"] == (lax.Precision.HIGHEST,) * 2
+
+
 def test_operands_of_different_types_are_promoted(rng):
     x, gate, up = operands(rng)
     got = gated_gemm(x.astype(jnp.bfloat16), gate.astype(jnp.float32), up.astype(jnp.float16))

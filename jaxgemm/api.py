@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -17,21 +17,20 @@ from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.arguments import (
     Options,
-    as_array,
     broadcast,
     canonical_dtype,
+    check_activation,
     gives_way,
     no_epilogue_of_booleans,
     of_one_type,
+    one_a_column,
     option_pairs,
     promoted_pair,
     result_dtype,
-    same_kind,
     static_scaling,
-    unmixed,
     weakly_typed,
 )
-from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
+from jaxgemm.epilogue import Epilogue, apply
 from jaxgemm.kernels import find_kernel
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import gemm_p
@@ -69,9 +68,9 @@ def gemm(
         activation: "relu", "gelu" (tanh form, as ``jax.nn.gelu``), "gelu_erf", "silu", "tanh" or "sigmoid".
         out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
             16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
-            Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers, and rounded once. A product of XLA's
-            is rounded as jnp's is, before what follows it, unless XLA fuses that. A type wider than sums are kept in
-            is XLA's alone.
+            Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
+            the epilogue; XLA rounds before it as well, as in jnp, unless it fuses the epilogue. Only XLA's product
+            has a result wider than the type of the sums.
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
         kernel: "auto" (ours where it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.
@@ -88,24 +87,13 @@ def gemm(
         ValueError: a shape, name or option is wrong.
         UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
     """
-    a, b, weak = promoted_pair("a", a, "b", b)
-    shape_a, shape_b = a.shape, b.shape  # asked for once: of a tracer they are slow to ask for
-    for name, given, transposed in (("a", shape_a, transpose_a), ("b", shape_b, transpose_b)):
-        if len(given) < 2:
-            raise ValueError(f"gemm: {name} needs at least 2 axes, got shape {given}; see jaxgemm.matmul for vectors")
-        if not isinstance(transposed, (bool, np.bool_)):
-            raise TypeError(f"gemm: transpose_{name} must be a bool, got {type(transposed).__name__}")
-    k_a = shape_a[-2 if transpose_a else -1]
-    k_b = shape_b[-1 if transpose_b else -2]
-    if k_a != k_b:
-        raise ValueError(
-            f"gemm: inner dimensions differ: op(a) of shape {_op(shape_a, transpose_a)} has k = {k_a}, "
-            f"op(b) of shape {_op(shape_b, transpose_b)} has k = {k_b}"
-        )
+    a, b, weak = promoted_pair(a, b)
+    shape_a, shape_b = a.shape, b.shape  # a tracer works its shape out each time, so once
+    _check_matrices(shape_a, shape_b, transpose_a, transpose_b)
     weak = weak and out_dtype is None and all(map(gives_way, (c, alpha, beta, bias)))
     options = option_pairs(kernel, kernel_options)
     dtype = a.dtype
-    out = result_dtype("out_dtype", out_dtype, dtype)
+    out = result_dtype(out_dtype, dtype)
     batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], bool(transpose_a), bool(transpose_b))
     a, b = batch.squeeze(a, b, shape_a, shape_b)
     shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])
@@ -120,38 +108,49 @@ def gemm(
         c = None
     if dtype == np.bool_:
         no_epilogue_of_booleans(static_alpha != 1.0, c is not None, bias is not None, activation is not None)
-    if c is not None:
-        c = broadcast("c", c, shape, out)
-    if bias is not None:
-        bias = as_array("bias", bias)
-        same_kind("bias", bias, out)
-        unmixed(bias, out)
-        if bias.shape != shape[-1:]:
-            raise ValueError(f"gemm: bias must have shape ({shape[-1]},), one element a column, got {bias.shape}")
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"gemm: activation: got {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
-    if activation not in (None, "relu") and jnp.issubdtype(out, jnp.integer):
-        raise ValueError(f"gemm: activation {activation!r} of an integer product; integers take relu only")
+    c = None if c is None else broadcast(c, shape, out)
+    bias = None if bias is None else one_a_column(bias, shape[-1], out)
+    _check_activation(activation, out)
 
+    multiply = partial(
+        bind, a, b, dims=dims, precision=precision, kernel=kernel, options=options, batch_invariant=batch_invariant
+    )
     if static_alpha is None or static_beta is None:
         # An array scales outside of the kernel, where it can be traced and differentiated.
-        product = bind(a, b, (), dims, precision, accumulator, Epilogue(), kernel, options, None, batch_invariant)
+        product = multiply(extra=(), out=accumulator, epilogue=Epilogue())
         product = _reshape(_transpose(product, order), shape) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
             c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
-        rest = Epilogue(1.0, float(c is not None), bias is not None, activation)
-        result = apply(rest, product, c, bias, out)
-        return weakly_typed(result) if weak else result
-    epilogue = Epilogue(static_alpha, static_beta, bias is not None, activation)
-    extra = []
-    if c is not None:
-        extra.append(c if order is None else lax.transpose(c, tuple(int(i) for i in np.argsort(order))))
-    if bias is not None:
-        extra.append(bias)
-    product = bind(a, b, tuple(extra), dims, precision, out, epilogue, kernel, options, None, batch_invariant)
-    if not (order is None and batch.is_plain):  # without an axis that broadcasts it has this shape already
-        product = _reshape(_transpose(product, order), shape)
+        product = apply(Epilogue(1.0, float(c is not None), bias is not None, activation), product, c, bias, out)
+    else:
+        epilogue = Epilogue(static_alpha, static_beta, bias is not None, activation)
+        if c is not None and order is not None:
+            c = lax.transpose(c, tuple(int(i) for i in np.argsort(order)))
+        product = multiply(extra=tuple(x for x in (c, bias) if x is not None), out=out, epilogue=epilogue)
+        if not (order is None and batch.is_plain):  # without an axis that broadcasts it has this shape already
+            product = _reshape(_transpose(product, order), shape)
     return weakly_typed(product) if weak else product
+
+
+def _check_matrices(a: tuple[int, ...], b: tuple[int, ...], transpose_a: bool, transpose_b: bool) -> None:
+    """Errors for operands of these shapes that cannot be multiplied."""
+    for name, given, transposed in (("a", a, transpose_a), ("b", b, transpose_b)):
+        if len(given) < 2:
+            raise ValueError(f"gemm: {name} needs at least 2 axes, got shape {given}; see jaxgemm.matmul for vectors")
+        if not isinstance(transposed, (bool, np.bool_)):
+            raise TypeError(f"gemm: transpose_{name} must be a bool, got {type(transposed).__name__}")
+    k_a, k_b = a[-2 if transpose_a else -1], b[-1 if transpose_b else -2]
+    if k_a != k_b:
+        raise ValueError(
+            f"gemm: inner dimensions differ: op(a) of shape {_op(a, transpose_a)} has k = {k_a}, "
+            f"op(b) of shape {_op(b, transpose_b)} has k = {k_b}"
+        )
+
+
+def _check_activation(activation: str | None, out: np.dtype) -> None:
+    check_activation("gemm", activation)
+    if activation not in (None, "relu") and jnp.issubdtype(out, jnp.integer):
+        raise ValueError(f"gemm: activation {activation!r} of an integer product; integers take relu only")
 
 
 def matmul(
@@ -169,8 +168,8 @@ def matmul(
         a: shape (..., m, k) or (k,).
         b: shape (..., k, n) or (k,).
         precision: as ``jnp.matmul`` takes it.
-        preferred_element_type: type of the result; by default that of the promoted operands. A type wider than sums
-            are kept in is XLA's alone.
+        preferred_element_type: type of the result; by default that of the promoted operands. Only XLA's product has
+            a result wider than the type of the sums: see ``out_dtype`` of :func:`gemm`.
         kernel, batch_invariant: as for :func:`gemm`.
 
     Returns:
@@ -179,7 +178,7 @@ def matmul(
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`gemm`.
     """
-    a, b, weak = promoted_pair("a", a, "b", b)
+    a, b, weak = promoted_pair(a, b)
     shape_a, shape_b = a.shape, b.shape
     if not shape_a or not shape_b:
         raise ValueError(f"matmul: operands need at least one axis, got shapes {shape_a} and {shape_b}")
@@ -218,8 +217,8 @@ def dot_general(
 
     Args:
         lhs, rhs: operands. Those of different element types go to XLA as they are, as in ``lax.dot_general``. For a
-            kernel by name they are converted to one type that holds both, if jnp promotes them to one; 8-bit floats and
-            4-bit integers it does not.
+            kernel by name they are converted to the type that jnp promotes them to. jnp promotes an 8-bit float or a
+            4-bit integer with no other type; such a pair the kernel refuses.
         dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``, any number of each, in
             any order. Layouts that a kernel can read where they lie are not copied.
         precision: as ``lax.dot_general`` takes it.
@@ -269,7 +268,7 @@ def bind(
         lhs, rhs = of_one_type(lhs, rhs, np.dtype(out))
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    elif isinstance(out_sharding, NamedSharding):  # types know abstract meshes only
+    elif isinstance(out_sharding, NamedSharding):  # a type's sharding is of an abstract mesh
         out_sharding = NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
     result: jax.Array = gemm_p.bind(
         *vary_alike(lhs, rhs, *extra),

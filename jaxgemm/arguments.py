@@ -13,32 +13,34 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
+from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.kernels import find_kernel
 from jaxgemm.select import configuration
 
 Options = tuple[tuple[str, int], ...]
 
 
-def promoted_pair(name_a: str, a: ArrayLike, name_b: str, b: ArrayLike) -> tuple[jax.Array, jax.Array, bool]:
-    """Both as arrays of the type that jnp promotes them to, and whether what jnp makes of them is weakly typed."""
-    x, y = as_array(name_a, a), as_array(name_b, b)
+def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, bool]:
+    """Both as arrays of the type that jnp promotes them to, and whether jnp's product of them is weakly typed."""
+    x, y = as_array("a", a), as_array("b", b)
     given = x.dtype, y.dtype
     if not (_is_multiplied(given[0]) and _is_multiplied(given[1])):
-        raise TypeError(f"{name_a} and {name_b}: expected numbers or booleans, got {given[0]} and {given[1]}")
+        raise TypeError(f"a and b: expected numbers or booleans, got {given[0]} and {given[1]}")
     weak_x, weak_y = x.weak_type, y.weak_type
     if given[0] == given[1] and not (weak_x and weak_y):
         return x, y, False
     dtype = np.dtype(jnp.result_type(x, y))
-    # Weakness goes, and comes back in the result: a composed product would lose it on its way.
+    # Operands are bound as strongly typed, and the result is made weak at the end: a product that is composed of jnp's
+    # functions would lose the weakness on its way.
     x, y = lax.convert_element_type(x, dtype), lax.convert_element_type(y, dtype)
     return x, y, (weak_x or weak_y) and _is_weak_sum(given[0], weak_x, given[1], weak_y)
 
 
 def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype) -> tuple[jax.Array, jax.Array]:
-    """Operands in one type, for kernels, which take no others; as they are if there is none to which jnp promotes both.
+    """Both operands in one type, as kernels take them; unchanged where jnp promotes the two to no type.
 
-    It is no narrower than the result's type, in which XLA multiplies such operands: an integer may not fit into the
-    other's.
+    The type is what jnp promotes both and the result's type to. Without the result's type, an int32 beside a bfloat16
+    would be rounded to bfloat16, where ``lax.dot_general`` into float32 multiplies it in float32.
     """
     common = dtypes.common(x.dtype, y.dtype)
     if common is None:
@@ -70,14 +72,15 @@ def weakly_typed(x: jax.Array) -> jax.Array:
     return weak
 
 
-def result_dtype(name: str, given: DTypeLike | None, operand: np.dtype) -> np.dtype:
-    """The result's type; TypeError if it is of another kind than the operands'."""
+def result_dtype(given: DTypeLike | None, operand: np.dtype) -> np.dtype:
+    """The result's type, ``given`` as ``out_dtype``; TypeError if it is of another kind than the operands'."""
     if given is None:
         return dtypes.default_result(np.dtype(operand))
     out = canonical_dtype(given)
     for kind in (jnp.integer, jnp.floating, jnp.complexfloating):
         if jnp.issubdtype(operand, kind) != jnp.issubdtype(out, kind):
-            raise TypeError(f"gemm: {name} {out.name} for {np.dtype(operand).name} operands; both must be of one kind")
+            given_types = f"{out.name} for {np.dtype(operand).name} operands"
+            raise TypeError(f"gemm: out_dtype {given_types}; both must be of one kind")
     return out
 
 
@@ -91,7 +94,7 @@ def static_scaling(name: str, value: ArrayLike, accumulator: np.dtype, out: np.d
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
     if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
         number = float(value)
-        if number in (0.0, 1.0):  # what most calls have is its own rounding in every type
+        if number in (0.0, 1.0):  # exact in every type, and what most calls pass
             return number
         if jnp.issubdtype(accumulator, jnp.integer):
             limits = np.iinfo(accumulator)
@@ -142,17 +145,34 @@ def unmixed(x: jax.Array, result: np.dtype) -> None:
         jnp.result_type(x, result)
 
 
-def broadcast(name: str, x: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
-    """``x`` in the shape of the result, whose type is ``out``."""
-    array = as_array(name, x)
-    same_kind(name, array, out)
+def broadcast(c: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
+    """``c`` in the shape of the result, whose type is ``out``."""
+    array = as_array("c", c)
+    same_kind("c", array, out)
     unmixed(array, out)
     if array.shape == shape:
         return array
     try:
         return jnp.broadcast_to(array, shape)
     except ValueError:
-        raise ValueError(f"gemm: {name} of shape {array.shape} does not broadcast to the result's {shape}") from None
+        raise ValueError(f"gemm: c of shape {array.shape} does not broadcast to the result's {shape}") from None
+
+
+def one_a_column(bias: ArrayLike, n: int, out: np.dtype) -> jax.Array:
+    """``bias`` as an array of n elements, for a result of type ``out``."""
+    array = as_array("bias", bias)
+    same_kind("bias", array, out)
+    unmixed(array, out)
+    if array.shape != (n,):
+        raise ValueError(f"gemm: bias must have shape ({n},), one element a column, got {array.shape}")
+    return array
+
+
+def check_activation(function: str, activation: str | None) -> None:
+    """ValueError, in the name of the function or layer that was given it, for an activation that there is not."""
+    if activation is not None and activation not in ACTIVATIONS:
+        names = ", ".join(ACTIVATIONS)
+        raise ValueError(f"{function}: activation: got {activation!r}, expected None or one of {names}")
 
 
 def no_epilogue_of_booleans(*given: bool) -> None:

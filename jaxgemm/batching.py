@@ -28,7 +28,7 @@ def _batched(
     lc, lb, rc, rb = bump(lc, lhs_bdim), bump(lb, lhs_bdim), bump(rc, rhs_bdim), bump(rb, rhs_bdim)
     if lhs_bdim is not None and rhs_bdim is not None:
         lb, rb, out_bdim = (lhs_bdim, *lb), (rhs_bdim, *rb), 0
-    elif lhs_bdim is not None:  # One-sided: a free axis like any other, so that the other side is read once.
+    elif lhs_bdim is not None:  # mapped on one side: a free axis there, so that the other operand is read once
         out_bdim = len(lb) + free_axes(np.ndim(lhs), lc, lb).index(lhs_bdim)
     else:
         assert rhs_bdim is not None
@@ -36,7 +36,7 @@ def _batched(
     out_sharding = params["out_sharding"]
     if out_sharding is not None:
         spec, rank = out_sharding.spec, np.ndim(lhs) + np.ndim(rhs) - 2 * len(lc) - len(lb)
-        axes = [*spec.partitions, *[None] * (rank - 1 - len(spec.partitions))]  # of the last it may say nothing
+        axes = [*spec.partitions, *[None] * (rank - 1 - len(spec.partitions))]  # a spec may leave the last axes out
         axes.insert(out_bdim, mapped_mesh_axes(axis_data))
         batched = PartitionSpec(*axes, unreduced=spec.unreduced, reduced=spec.reduced)
         out_sharding = NamedSharding(out_sharding.mesh, batched)
@@ -52,8 +52,8 @@ def _batch_rule(axis_data: Any, args: Any, bdims: Any, **params: Any) -> tuple[A
     if epilogue.is_scaling:
         params, out_bdim = _batched(axis_data, params, lhs, rhs, lhs_bdim, rhs_bdim)
         return gemm_p.bind(lhs, rhs, **params), out_bdim
-    # Put the new axis first everywhere, so that c and bias line up with the result. A bias that varies along it
-    # is not one that a kernel adds, so then the epilogue is composed.
+    # The epilogue stays fused where the mapped axis is one of rows, or a batch, that share one bias. Elsewhere it is
+    # composed in jnp, with the new axis first everywhere, so that c and bias line up with the result.
     out_dtype = np.dtype(params["preferred_element_type"])
     size = next(x.shape[d] for x, d in zip(args, bdims, strict=True) if d is not None)
     by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
@@ -88,4 +88,4 @@ def _at_axis(x: jax.Array, bdim: int | None, axis: int, size: int) -> jax.Array:
     return jnp.broadcast_to(jnp.expand_dims(x, axis), shape)
 
 
-batching.fancy_primitive_batchers[gemm_p] = _batch_rule  # the kind that is told of the axis
+batching.fancy_primitive_batchers[gemm_p] = _batch_rule  # rules of this table are given the axis, and so its sharding

@@ -71,10 +71,11 @@ class Epilogue:
 def composed_type(epilogue: Epilogue, operands: Sequence[jax.Array], out: np.dtype, *, by_xla: bool) -> np.dtype:
     """The type of a product whose epilogue is composed in jnp.
 
-    Of our kernels' it is the accumulator's, or the result's where that is wider, so that the result is rounded once. Of
-    XLA's it is the result's, as one would write it: then XLA fuses alpha, c, bias and some activations into its own
-    product, and what devices add up is no wider. But not where c or bias is wider, nor where alpha may bring a product
-    back into f16's range.
+    A kernel of ours writes the accumulator's type, or the result's where that is wider, so that the result is rounded
+    once. XLA's product has the result's type, as one would write it in jnp: then XLA can fuse alpha, c, bias and some
+    activations into it, and partial sums of several devices are no wider. There are two exceptions, in which XLA's
+    product has the accumulator's type too: c or bias is wider than the result, or alpha scales an f16 product, which
+    may be out of f16's range before that.
 
     Args:
         epilogue: what follows.

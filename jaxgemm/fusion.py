@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, Literal, primitives
 
 from jaxgemm import dtypes
-from jaxgemm._jax_private import explicit_axes, same_settings, varying_axes
+from jaxgemm._jax_private import explicit_axes, same_settings
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.transposes import traced_order
 
@@ -57,14 +57,14 @@ class Pair:
 def _may_fuse(product: Any) -> bool:
     lhs, out = product.invars[0].aval, product.outvars[0].aval
     types = lhs.dtype, dtypes.accumulator(np.dtype(lhs.dtype))
-    # Where shardings are types, a bias has one that has to fit.
+    # Where shardings are part of types, the bias's would have to fit the result's.
     return jnp.issubdtype(out.dtype, jnp.floating) and out.dtype in types and not explicit_axes(out.sharding.mesh)
 
 
 class Values:
-    """Who makes and who reads the values of a jaxpr, and so what can be taken up.
+    """Which equations make and read each value of a jaxpr, and so what a product can take up.
 
-    A value that anything but what is exchanged reads is not taken up, and so stays as it is.
+    What is taken up is not computed any more, so nothing else may read it.
     """
 
     def __init__(self, jaxpr: Jaxpr):
@@ -102,9 +102,9 @@ class Values:
             return (), None
         eqn = self._eqns[at]
         other: Any = eqn.invars[1 if eqn.invars[0] is value else 0]
-        # What makes it a matrix is left behind, and unread if nothing else reads it.
+        # The bias may have been broadcast to more axes first. Those equations stay, and XLA drops what nobody reads.
         while other.aval.ndim > 1 and (made_at := self._place(other)) is not None:
-            if not _repeats_a_row(self._eqns[made_at]):
+            if not _repeats_rows(self._eqns[made_at]):
                 return (), None
             other = self._eqns[made_at].invars[0]
         wanted: Any = value.aval
@@ -114,7 +114,6 @@ class Values:
             and wanted.ndim > 0
             and (other.aval.shape, out.shape) == (wanted.shape[-1:], wanted.shape)
             and other.aval.dtype == out.dtype == wanted.dtype
-            and varying_axes(other.aval) == varying_axes(out) == varying_axes(wanted)
         )
         return ((at,), other) if fits else ((), None)
 
@@ -148,14 +147,12 @@ class Values:
         (x, w_gate), (same, w_up) = first.invars, second.invars
         places = self._place(w_gate), self._place(w_up)
         if any(traced_order(None if i is None else self._eqns[i]) for i in places):
-            return None  # of what stands the other way a launch of its own would need a copy
-        types = [eqn.outvars[0].aval for eqn in (first, second, last)]
+            return None  # a gated launch takes weights as (k, n): transposed ones would have to be copied
         taken = (gate, *eqns, up_at, at)
         fits = (
             self._is_one(x, same)
             and first.params == second.params
             and w_gate.aval == w_up.aval
-            and types[0] == types[1] == types[2]
             and same_settings([self._eqns[i] for i in taken])
         )
         return Pair(taken, (x, w_gate, w_up), activation) if fits else None
@@ -194,13 +191,13 @@ def _uses(eqns: Sequence[Any]) -> Counter[Any]:
     return Counter(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
 
 
-def _repeats_a_row(eqn: Any) -> bool:
-    """Whether an equation gives an array of any number of rows that are alike, from one that has one of them."""
+def _repeats_rows(eqn: Any) -> bool:
+    """Whether every row of an equation's result is a row of its operand: alike, then, if those are."""
     if eqn.primitive not in (lax.broadcast_in_dim_p, lax.reshape_p) or len(eqn.invars) != 1:
         return False
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     last = eqn.params.get("broadcast_dimensions", (len(after) - 1,))[-1:]
-    return before[-1:] == after[-1:] and last == (len(after) - 1,) and all(n == 1 for n in before[:-1])
+    return bool(before[-1:] == after[-1:] and last == (len(after) - 1,))
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from jaxgemm._jax_private import (
     is_partly_manual,
     needs_devices_while_lowering,
 )
-from jaxgemm.arguments import canonical_dtype, gives_way, weakly_typed
-from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply, composed_type
+from jaxgemm.arguments import canonical_dtype, check_activation, gives_way, weakly_typed
+from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import Decision, call
@@ -86,10 +86,7 @@ def gated_gemm(
         raise ValueError(f"gated_gemm: w_gate and w_up must be (k, n) alike, got {gate.shape} and {up.shape}")
     if a.ndim == 0 or a.shape[-1] != gate.shape[0]:
         raise ValueError(f"gated_gemm: inner dimensions differ: x has shape {a.shape}, the weights {gate.shape}")
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(
-            f"gated_gemm: activation: got {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}"
-        )
+    check_activation("gated_gemm", activation)
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
     out = np.dtype(dtype) if out_dtype is None else canonical_dtype(out_dtype)

@@ -147,7 +147,7 @@ def _arguments(
         raise TypeError(f"{function}: x and w must be of floating types, got {x.dtype} and {w.dtype}")
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
-    # The device's own index varies along the axis, if types say so at all: then the operands must as well.
+    # Where types say along which mesh axes a value varies, all operands must vary along this one, as the index does.
     _, x, w = vary_alike(lax.axis_index(axis_name), x.astype(dtype), w.astype(dtype))
     return (
         x,

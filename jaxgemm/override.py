@@ -83,8 +83,8 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
 
     A bias along the last axis and an activation that :func:`jaxgemm.gemm` knows, right after a product, become part of
-    it, if nothing else reads what stands between. So do, unless a kernel is named, the two products of a gated layer
-    become one :func:`jaxgemm.gated_gemm`.
+    it, if nothing else reads what stands between. Unless a kernel is named, the two products of a gated layer become
+    one :func:`jaxgemm.gated_gemm`, under the same condition.
 
     ``lax.ragged_dot`` becomes one masked product over all groups, where a kernel of ours computes that: one asked for
     by name, or the one that "auto" takes. Otherwise it stays XLA's, which may have an instruction for it.
@@ -159,8 +159,8 @@ def _evaluate(function: Callable[..., Any], routing: Routing, args: Any, kwargs:
 
 # --- Jaxprs ---------------------------------------------------------------------------------------------------
 
-# JAX compiles a jaxpr once an object, so a jaxpr that comes by again (jit caches them) must give the same object.
-# None: nothing changes in it.
+# The routed form of each jaxpr, None where it is the jaxpr itself. JAX keeps what it compiles by the jaxpr object, and
+# jit gives the same object for the same function again: so must we.
 _memo: WeakKeyDictionary[Any, dict[Routing, Any]] = WeakKeyDictionary()
 
 
@@ -210,7 +210,10 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
 
 
 def _takes_up(avals: Sequence[Any], params: dict[str, Any]) -> bool:
-    """Whether the kernel that was asked for does all of it. What "auto" leaves to XLA is what it was."""
+    """Whether the kernel that is asked for by name applies the epilogue itself.
+
+    Under "auto" it always may: what goes to XLA is lowered to the jnp code that stood there.
+    """
     if params["kernel"] == "auto":
         return True
     try:
@@ -223,7 +226,7 @@ def _takes_up(avals: Sequence[Any], params: dict[str, Any]) -> bool:
 def _route_eqn(eqn: Any, routing: Routing) -> Any:
     if eqn.primitive is lax.dot_general_p:
         if refusal(eqn, routing):
-            # XLA's, which for narrow integers is one of ours all the same: see jaxgemm/xla_product.py.
+            # XLA computes it. Sums of narrow integers may need padding, which our primitive adds: see xla_product.py.
             if not narrow_integers(*(v.aval for v in eqn.invars)):
                 return eqn
             routing = Routing("auto", routing.precision)
@@ -241,7 +244,7 @@ def _route_eqn(eqn: Any, routing: Routing) -> Any:
         params["fwd_jaxpr_thunk"], changed = _route_thunk(params["fwd_jaxpr_thunk"], routing), True
         params["bwd"] = _route_function(params["bwd"], routing)
     if eqn.primitive is primitives.remat_p and changed and params["policy"] is not None:
-        params["policy"] = with_products(params["policy"])  # it saves what it did
+        params["policy"] = with_products(params["policy"])  # so that it saves what it saved before
     return eqn.replace(params=params) if changed else eqn
 
 
@@ -277,7 +280,7 @@ def _dense(eqn: Any) -> tuple[Any, Any, DimensionNumbers]:
     lhs, rhs, *sizes = (v.aval for v in eqn.invars)
     if eqn.primitive is lax.dot_general_p:
         return lhs, rhs, eqn.params["dimension_numbers"]
-    dense = Dense.of(eqn.params["ragged_dot_dimension_numbers"], lhs.ndim)
+    dense = Dense.of(eqn.params["ragged_dot_dimension_numbers"])
 
     def cut(x: Any, axis: int | None) -> Any:
         return x if axis is None else jax.ShapeDtypeStruct((sizes[0].shape[-1], *x.shape), x.dtype)
@@ -344,7 +347,10 @@ def refusal(eqn: Any, routing: Routing) -> str:
 
 
 def _names_are_bound(aval: Any) -> bool:
-    """Whether we are inside of the ``shard_map`` that a value is of, if any, so that more of it can be traced."""
+    """Whether the axis names of the ``shard_map`` around a value, if there is one, are bound here.
+
+    They are not where ``override`` is outside of the ``shard_map``: then no new code of its body can be traced.
+    """
     try:
         for name in aval.sharding.mesh.manual_axes:
             lax.axis_size(name)

@@ -207,7 +207,7 @@ def on_shards(local: Local, plan: Assignment, *operands: jax.Array, **params: An
         return local(*operands, **params)
     lhs, rhs, *extra = operands
     out_dtype = np.dtype(params["preferred_element_type"])
-    # Partial sums travel in the result's type, so that no more bytes do than for jnp.dot.
+    # Partial sums are exchanged in the result's type: as many bytes as jnp.dot exchanges.
     x = local(lhs, rhs, **dict(params, epilogue=epilogue.scaling()))
     for mesh_axis, i in plan.scatter:
         x = lax.psum_scatter(x, mesh_axis, scatter_dimension=i, tiled=True)
@@ -254,7 +254,7 @@ def automatic(local: Local, *operands: jax.Array, **params: Any) -> jax.Array:
         )
         out_names = plan.out_spec()
         shardings = [NamedSharding(mesh, plan.spec(n)) for n in names]
-        for i, n in enumerate(names[2:], 2):  # c and bias meet the result after the sum
+        for i, n in enumerate(names[2:], 2):  # c and bias are added to the sum, and so sharded as the result is
             shardings[i] = NamedSharding(mesh, PartitionSpec(*out_names[len(out_names) - len(n) :]))
         return mesh, partial(on_shards, local, plan, **params), NamedSharding(mesh, out_names), tuple(shardings)
 

@@ -27,7 +27,7 @@ def canonical(precision: Precision) -> Precision:
     """A hashable precision: None, a pair of ``lax.Precision``, a ``lax.DotAlgorithmPreset`` or a ``lax.DotAlgorithm``.
 
     None takes ``jax_default_matmul_precision``. ValueError for a name that JAX does not know, TypeError for an
-    algorithm of a type that there is not.
+    algorithm with an element type that does not exist.
     """
     if precision is None:
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]

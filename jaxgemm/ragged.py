@@ -36,7 +36,7 @@ class Dense:
     dims: DimensionNumbers
 
     @staticmethod
-    def of(numbers: Any, lhs_rank: int) -> Dense:
+    def of(numbers: Any) -> Dense:
         """The dense form of a ``lax.RaggedDotDimensionNumbers``."""
         (lc, rc), (lb, rb) = (tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
         (axis,) = numbers.lhs_ragged_dimensions
@@ -46,7 +46,6 @@ class Dense:
             dims = ((_after(lc), _after(rc)), ((0, *_after(lb)), (0, *_after(rb))))
             return Dense(axis, rc[lc.index(axis)], dims)
         # Each row is multiplied by its own group's weights alone: the groups are contracted too.
-        assert axis in range(lhs_rank)
         (group,) = numbers.rhs_group_dimensions
         return Dense(axis, None, (((*_after(lc), 0), (*rc, group)), (_after(lb), rb)))
 
@@ -63,10 +62,11 @@ def ragged_product(
     Args:
         product: computes the dense one.
         lhs, rhs: as ``lax.ragged_dot_general`` takes them.
-        group_sizes: shape (groups,), or with the axes of ``lhs`` that stand outside of the ragged one before.
+        group_sizes: shape (groups,), or (outer axes of ``lhs``, groups): its batch axes, and those of the ragged
+            axis's kind (free or contracting) that come before it.
         numbers: a ``lax.RaggedDotDimensionNumbers``.
     """
-    dense = Dense.of(numbers, lhs.ndim)
+    dense = Dense.of(numbers)
     (lc, rc), (lb, rb) = numbers.dot_dimension_numbers
     if dense.lhs_axis is not None:
         lhs = _by_group(lhs, group_sizes, dense.lhs_axis, lb, lc)

@@ -16,7 +16,7 @@ from jaxgemm.problem import Axes, DimensionNumbers
 
 
 def lowered_order(value: Any) -> Axes | None:
-    """For each axis of a value of a lowered program the one that it was, if it is a transposition."""
+    """The permutation, if this value of a lowered program is the result of a transposition; else None."""
     owner = value.owner
     if getattr(owner, "name", None) != "stablehlo.transpose":
         return None
@@ -24,7 +24,7 @@ def lowered_order(value: Any) -> Axes | None:
 
 
 def traced_order(maker: Any) -> Axes | None:
-    """The same of the result of an equation of a jaxpr, or of a value that none makes."""
+    """The permutation, if this equation of a jaxpr is a transposition; else None, as without an equation."""
     if maker is None or maker.primitive is not lax.transpose_p:
         return None
     return tuple(maker.params["permutation"])
@@ -33,7 +33,7 @@ def traced_order(maker: Any) -> Axes | None:
 def read_through(
     orders: Sequence[Axes | None], avals: Sequence[Any], dims: DimensionNumbers
 ) -> tuple[list[bool], list[Any], DimensionNumbers]:
-    """A dot_general whose result is the same, of what its operands are transpositions of.
+    """The dot_general that gives the same result from operands as they were before their transpositions.
 
     Args:
         orders: of lhs and rhs, as the functions above find them.
@@ -45,7 +45,7 @@ def read_through(
     """
     through, types, (contract, batch) = [False, False], list(avals), (list(dims[0]), list(dims[1]))
     for side, order in enumerate(orders):
-        # Where shardings are types, the operand has another one.
+        # Where shardings are part of types, the operand had another one before, which is not known here.
         if order is None or explicit_axes(avals[side].sharding.mesh):
             continue
         axes, shared = contract[side], batch[side]

@@ -38,7 +38,7 @@ def padding(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers, parts: in
         platform: that the product is lowered for.
         lhs, rhs: anything with shape and dtype; extents may be symbolic.
         dims: as ``lax.dot_general`` takes them.
-        parts: into how many parts at most XLA may divide a contracted axis after that, or a divisor of it.
+        parts: over how many devices XLA may divide a contracted axis afterwards, at most; or over a divisor of that.
     """
     if platform not in PADDED or not narrow_integers(lhs, rhs):
         return None
@@ -54,7 +54,7 @@ def padding(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers, parts: in
 
 
 def _one_whole(extents: Sequence[Any], step: int) -> tuple[int, Any] | None:
-    """The same so that one axis, whatever becomes of the others, is a multiple of ``step``."""
+    """As :func:`padding`, so that one axis is a multiple of ``step`` by itself."""
     # The remainder of a symbolic extent is 0 where that is so for all its values, and an expression else.
     amounts = [-n % step for n in extents]
     if any(isinstance(amount, int) and amount == 0 for amount in amounts):

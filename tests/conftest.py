@@ -24,6 +24,7 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
+import sanitize
 
 jax.config.update("jax_enable_x64", True)
 
@@ -104,8 +105,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 parts = [row.name, *(["x".join(t[:2]) + "-" + t[2]] if t else [])]
                 parts += [f"{option[0]}={option[1]}"] if option else []
                 params.append(pytest.param(*values, marks=marks, id="-".join(parts)))
-    if not params:
-        params = [pytest.param(*[None] * len(names), marks=pytest.mark.skip("no kernel has options"))]
     metafunc.parametrize(names, params)
 
 
@@ -187,5 +186,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if skipped:
         reasons = sorted({report.longrepr[2].partition("gpu: ")[2] for report in skipped})
         terminalreporter.write_line(f"gpu: {len(skipped)} tests skipped, {', '.join(reasons)}")
-    if stale := gpu_record.staleness():
-        terminalreporter.write_line(f"warning: {stale}")
+    for record in (gpu_record, sanitize):
+        if stale := record.staleness():
+            terminalreporter.write_line(f"warning: {stale}")

@@ -6,7 +6,7 @@ passed, and for which sources: a digest that no longer matches means that they h
     python tests/gpu_record.py              run the suite and write tests/gpu_record.json
     python tests/gpu_record.py --fuzz FILE  add what `python tests/fuzz.py 600 SEED --json FILE` found; or several FILEs
     python tests/gpu_record.py --digest     print the digest of the sources
-    python tests/gpu_record.py -- -n 0      arguments after -- go to pytest
+    python tests/gpu_record.py -n 1         the suite in one process
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests/gpu_record.json"
 SOURCES = ("CMakeLists.txt", "ffi", "jaxgemm")
 RENEW = "renew it with `python tests/gpu_record.py` on a machine with a GPU"
-ADD = "`python tests/gpu_record.py --fuzz FILE`"
+RENEW_FUZZ = (
+    "run `python tests/fuzz.py 600 SEED --json FILE` on a machine with a GPU, "
+    "then `python tests/gpu_record.py --fuzz FILE`"
+)
+#: The test of the record itself, left out of the run that writes it: a record of failures would fail its successor.
+JUDGE = ROOT / "tests/tools/test_records.py"
 
 #: What a record holds.
 SCHEMA = {
@@ -74,8 +79,8 @@ def digest(root: Path = ROOT) -> str:
     return total.hexdigest()
 
 
-def staleness(record: Path = RECORD, root: Path = ROOT) -> str:
-    """What is wrong with the record, in one line; empty if it is of these sources."""
+def unusable(record: Path = RECORD) -> str:
+    """Why the record is evidence of nothing, in one line: it is missing, malformed, or tells of failures."""
     name = record.name
     if not record.exists():
         return f"{name}: the CUDA kernels have no recorded run; {RENEW}"
@@ -85,24 +90,25 @@ def staleness(record: Path = RECORD, root: Path = ROOT) -> str:
         return f"{name} is not JSON; {RENEW}"
     if problem := invalid(held):
         return f"{name}: {problem}; {RENEW}"
-    if held["failed"]:
-        return f"{name}: {held['failed']} tests failed in the last run on a GPU, {held['device']}, {held['date']}"
-    current = digest(root)
-    if held["digest"] != current:
-        return f"{name} is stale: the sources have changed since the run of {held['date']}; {RENEW}"
-    return fuzz_staleness(name, held.get("fuzz", []), current)
-
-
-def fuzz_staleness(name: str, runs: list[dict[str, Any]], current: str) -> str:
-    """What is wrong with the random products of a record; empty if those of these sources were right."""
-    renew = "run `python tests/fuzz.py 600 SEED --json FILE` on a machine with a GPU, then " + ADD
-    for run in runs:
+    if held["failed"] or not held["passed"]:
+        outcome = f"{held['failed']} tests failed" if held["failed"] else "no test passed"
+        return f"{name}: {outcome} in the last run on a GPU, {held['device']}, {held['date']}"
+    for run in held.get("fuzz", []):
         if run["failures"]:
             return f"{name}: {len(run['failures'])} random products of seed {run['seed']} failed, {run['device']}"
-    if not runs:
-        return f"{name} tells of no random products; {renew}"
-    if all(run["digest"] != current for run in runs):
-        return f"{name} is stale: the sources have changed since the random products of {runs[-1]['date']}; {renew}"
+    return "" if held.get("fuzz") else f"{name} tells of no random products; {RENEW_FUZZ}"
+
+
+def staleness(record: Path = RECORD, root: Path = ROOT) -> str:
+    """Why the record is no evidence for these sources, in one line; empty if it is."""
+    if problem := unusable(record):
+        return problem
+    held, current = json.loads(record.read_text()), digest(root)
+    stale = f"{record.name} is stale: the sources have changed since"
+    if held["digest"] != current:
+        return f"{stale} the run of {held['date']}; {RENEW}"
+    if all(run["digest"] != current for run in held["fuzz"]):
+        return f"{stale} the random products of {held['fuzz'][-1]['date']}; {RENEW_FUZZ}"
     return ""
 
 
@@ -210,7 +216,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--digest", action="store_true", help="print the digest of the sources and stop")
     parser.add_argument("--output", type=Path, default=RECORD, help="the record to write")
     parser.add_argument("--fuzz", nargs="+", type=Path, metavar="FILE", help="add fuzz.py's summaries, and run nothing")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    processes = min(8, os.cpu_count() or 1)
+    parser.add_argument("-n", type=int, default=processes, metavar="COUNT", help=f"of processes; here {processes}")
     given = parser.parse_args(arguments)
     if given.digest:
         print(digest())
@@ -231,9 +238,9 @@ def main(arguments: list[str]) -> int:
         return 2
     before, start = digest(), datetime.datetime.now(datetime.UTC)
     counter = Counter()
-    parallel = ["-n", str(min(8, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
-    suite = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), "-q", *parallel]
-    status = pytest.main([*suite, *given.pytest], plugins=[counter])
+    parallel = ["-n", str(given.n)] if importlib.util.find_spec("xdist") else []
+    suite = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), f"--ignore={JUDGE}"]
+    status = pytest.main([*suite, "-q", *parallel], plugins=[counter])
     seconds = (datetime.datetime.now(datetime.UTC) - start).total_seconds()
     record = {
         **_environment(),

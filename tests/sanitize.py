@@ -33,6 +33,7 @@ sys.path += [str(_HERE), str(_HERE / "support")]
 from gpu_record import digest  # noqa: E402
 
 RECORD = _HERE / "sanitizer_record.json"
+RENEW = "renew it with `python tests/sanitize.py` on a machine with a GPU"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "mma_sync", "wgmma_tma", "gemv", "direct", "simt", "sm80", "sm90")
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
@@ -64,6 +65,35 @@ REPACKED = (1101, 1029, 1051)
 #: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.
 ACTIVATED = (203, 264, 96)
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
+
+
+def unusable(record: Path = RECORD) -> str:
+    """Why the record is evidence of nothing, in one line: it is missing, malformed, or tells of errors."""
+    try:
+        held = json.loads(record.read_text())
+        for tool in TOOLS:
+            found = held["tools"][tool]
+            if found["errors"] or not found["products"]:
+                return f"{record.name}: {tool} found {found['errors']} errors in {found['products']} products"
+        kinds = {"kernels": list, "date": str, "digest": str}
+        wrong = ", ".join(
+            f"'{key}' must be a {kind.__name__}" for key, kind in kinds.items() if type(held[key]) is not kind
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    return f"{record.name} is no record: {wrong}; {RENEW}" if wrong else ""
+
+
+def staleness(record: Path = RECORD) -> str:
+    """Why the record is no evidence for these sources, in one line; empty if it is."""
+    if problem := unusable(record):
+        return problem
+    held = json.loads(record.read_text())
+    if missing := sorted({*KERNELS} - {*held["kernels"]}):
+        return f"{record.name} is stale: it lacks {', '.join(missing)}; {RENEW}"
+    if held["digest"] != digest():
+        return f"{record.name} is stale: the sources have changed since the run of {held['date']}; {RENEW}"
+    return ""
 
 
 def main() -> int:

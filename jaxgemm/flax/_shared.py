@@ -18,7 +18,7 @@ import numpy as np
 import opt_einsum
 
 from jaxgemm import api, dtypes
-from jaxgemm.arguments import canonical_dtype
+from jaxgemm.arguments import canonical_dtype, check_activation
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.kernels import find_kernel
 from jaxgemm.problem import DimensionNumbers
@@ -26,8 +26,7 @@ from jaxgemm.problem import DimensionNumbers
 
 def check(layer: str, activation: str | None, kernel: str, *others: tuple[str, Any]) -> None:
     """Errors for wrong arguments of a layer; ``others`` are (name, value) of arguments that replace the product."""
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"{layer}: activation: got {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+    check_activation(layer, activation)
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
     given = [name for name, value in others if value is not None]
@@ -168,7 +167,7 @@ def pend_einsum(
     return out
 
 
-@cache  # One object a kernel, because einsum is compiled once an object.
+@cache  # jnp.einsum is compiled anew for every function object that it is given, so there is one a kernel
 def _dot_general(kernel: str) -> Callable[..., jax.Array]:
     return partial(api.dot_general, kernel=kernel)
 

@@ -39,6 +39,7 @@ def tiles():
     view = plan((4096, 4096), (4096, 4096), (((1,), (0,)), ((), ())))
     problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, BF16[:3], Epilogue())
     found = candidates(ROW, (), problem, H200)
+    assert found
     return sorted({(*candidate.config[:3], candidate.config[BLOCKS]) for candidate in found})
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
+from jaxprs import equations
 from meshes import assert_close
 from twins import kernels_for
 
@@ -77,7 +78,6 @@ def test_ahead_of_time(kernel, rng):
     args = operands(rng)
     compiled = jax.jit(layer(kernel)).lower(*structs(args)).compile()
     np.testing.assert_array_equal(compiled(*args), jax.jit(layer(kernel))(*args))
-    assert compiled.memory_analysis().temp_size_in_bytes < 1 << 20
     with pytest.raises(TypeError, match=r"float32\[12,20\]"):
         compiled(args[0][:3], *args[1:])
 
@@ -234,9 +234,21 @@ def test_policies_agree_with_jaxs(rng):
 
 
 def test_offloading_policy(rng):
-    policy = jaxgemm.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    """The first product's result, and nothing else, goes to the other memory and comes back."""
     x, w = (jnp.asarray(rng.standard_normal((8, 8)), jnp.float32) for _ in range(2))
-    f = jax.checkpoint(lambda x, w: jnp.sin(jaxgemm.matmul(jnp.sin(x), w)), policy=policy)
-    assert "Host" in str(jax.make_jaxpr(jax.grad(lambda x: jnp.sum(f(x, w))))(x)) or "host" in str(
-        jax.make_jaxpr(jax.grad(lambda x: jnp.sum(f(x, w))))(x)
-    )
+
+    def moved(dot, policies):
+        policy = policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+        f = jax.checkpoint(lambda x: jnp.sin(dot(jnp.sin(x), w)), policy=policy)
+        found = equations(jax.grad(lambda x: jnp.sum(f(x))), x)
+        return [str(eqn.params["devices"]) for eqn in found if eqn.primitive.name == "device_put"]
+
+    ours = moved(jaxgemm.matmul, jaxgemm.checkpoint_policies)
+    assert ours == moved(jnp.matmul, jax.checkpoint_policies)
+    assert len(ours) == 2
+
+
+def test_policies_have_the_names_of_jax_s():
+    policies = jaxgemm.checkpoint_policies
+    assert policies.checkpoint_dots is policies.dots_saveable
+    assert policies.checkpoint_dots_with_no_batch_dims is policies.dots_with_no_batch_dims_saveable

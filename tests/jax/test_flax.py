@@ -32,8 +32,6 @@ def x(rng):
 
 # --- linen ----------------------------------------------------------------------------------------------------
 
-ZEROS = nn.initializers.zeros_init()
-
 #: name: (layer, positional arguments, keywords, whether the bias is fused)
 LINEN = {
     "Dense": ("Dense", (16,), {}, True),

@@ -130,6 +130,19 @@ def test_products_without_a_kernel_stay(x, w):
     ]
 
 
+def test_results_of_a_type_that_no_kernel_writes(x, w):
+    """Sums in a type that some kernel has are converted after it."""
+
+    def function(x, w):
+        return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+    assert {types[2] for row in jaxgemm.kernels() for types in row.types if types[0] == "float64"} == {"float64"}
+    for kernel in ("auto", "host"):
+        ours = override(function, kernel=kernel)
+        assert count(ours, x, w) == (1, 0)
+        np.testing.assert_allclose(ours(x, w), function(x, w), rtol=1e-6)
+
+
 def test_products_that_the_named_kernel_cannot_compute_stay(x, w):
     algorithm = lax.DotAlgorithmPreset.BF16_BF16_F32
 
@@ -164,8 +177,9 @@ def test_explain_lists_what_nothing_routes(x, w):
 def test_explain_sees_through_transformations(x, w):
     wrapped = jax.jit(jax.grad(total(override(lambda x, w: jnp.abs((x @ w).astype(complex) @ w.astype(complex))))))
     found = jaxgemm.explain(wrapped, x, w)
-    assert found.products
-    assert all("complex" in p.operands for p in found.left)
+    assert all("float64" in p.operands for p in found.products)
+    assert all("complex128" in p.operands for p in found.left)
+    assert (len(found.products), len(found.left)) == (2, 2)  # each product and its gradient
 
 
 # --- Compiling ------------------------------------------------------------------------------------------------

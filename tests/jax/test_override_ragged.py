@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
+from jaxprs import equations
 from meshes import mesh
 from routing import close, count, total
 
@@ -47,12 +47,7 @@ MODES = {
 
 def ragged(function, *args):
     """Ragged products in the function's jaxpr."""
-    found, stack = 0, [jax.make_jaxpr(function)(*args).jaxpr]
-    while stack:
-        for eqn in stack.pop().eqns:
-            found += eqn.primitive.name == "ragged_dot_general"
-            stack.extend(jaxprs_in_params(eqn.params))
-    return found
+    return sum(eqn.primitive.name == "ragged_dot_general" for eqn in equations(function, *args))
 
 
 @pytest.fixture

@@ -205,6 +205,26 @@ def test_extents_that_do_not_divide(rng):
     assert_no_more(traffic(program(ours("host")), a, b), traffic(program(theirs), a, b))
 
 
+@pytest.mark.parametrize(("rows", "axes"), [(30, "x"), (12, ("x", "y"))])
+def test_sums_that_cannot_be_scattered(rows, axes, rng):
+    """Rows that the mesh axes do not divide, or of several only the first."""
+    on = mesh()
+    a, b = rng.standard_normal((rows, 24)).astype(np.float32), rng.standard_normal((24, 10)).astype(np.float32)
+
+    def constrained(x, *spec):
+        return lax.with_sharding_constraint(x, NamedSharding(on, P(*spec)))
+
+    def program(product):
+        def f(a, b):
+            d = constrained(product(constrained(a, None, axes), constrained(b, axes)), axes)
+            return constrained(jnp.sin(d))
+
+        return jax.jit(f)
+
+    assert_close(program(ours("host"))(a, b), np.sin(a.astype(np.float64) @ b))
+    assert_no_more(traffic(program(ours("host")), a, b), traffic(program(theirs), a, b))
+
+
 def test_dot_general_in_any_order(rng):
     on = mesh()
     a, b = rng.standard_normal((6, 8, 4, 10)).astype(np.float32), rng.standard_normal((10, 8, 12, 4)).astype(np.float32)

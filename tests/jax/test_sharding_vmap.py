@@ -31,6 +31,24 @@ def arrays(rng, *shapes):
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
+def placed(values, axes, specs, on):
+    """Operands with these shardings, mapped or not; one that is not is the first along the mapped axis."""
+    return [
+        put(x if i == 0 else x[0], on, P(*(spec if i == 0 else spec[1:])))
+        for x, i, spec in zip(values, axes, specs, strict=True)
+    ]
+
+
+def compare_epilogues(ours, theirs, axes, transform, values, specs):
+    """Both mapped over these axes, or the gradients of both."""
+    on = mesh(types="Explicit")
+    with jax.set_mesh(on):
+        programs = [ours, theirs]
+        if transform == "gradient":
+            programs = [jax.grad(lambda *x, f=f: jnp.sum(f(*x)), range(len(values))) for f in programs]
+        compare(*(jax.vmap(f, axes) for f in programs), *placed(values, axes, specs, on))
+
+
 #: name: (in_axes, out_axes), for operands of axes (mapped, rows, k) and (mapped, k, columns)
 AXES = {"rows": ((0, None), 0), "columns": ((None, 0), 0), "both": ((0, 0), 0), "columns, last": ((None, 0), 2)}
 
@@ -45,10 +63,7 @@ def test_out_sharding(axes, transform, out, kernel, rng):
     on = mesh(types="Explicit")
     with jax.set_mesh(on):
         specs = ("x", None, "y"), ("x", "y", None)
-        args = [
-            put(x if i == 0 else x[0], on, P(*(spec if i == 0 else spec[1:])))
-            for x, i, spec in zip((a, b), in_axes, specs, strict=True)
-        ]
+        args = placed((a, b), in_axes, specs, on)
 
         def program(dot):
             def product(a, b):
@@ -87,15 +102,23 @@ def test_out_sharding_that_says_nothing_of_the_last_axes(kernel, rng):
 
 def test_partial_sums_that_stay_unreduced(rng):
     a, b = arrays(rng, (4, 6, 8), (8, 10))
-    on = mesh(types="Explicit")
+    on, types = mesh(types="Explicit"), []
     with jax.set_mesh(on):
         args = put(a, on, P("x", None, "y")), put(b, on, P("y"))
 
         def program(dot):
             product = jax.vmap(lambda a, b: dot(a, b, MATRIX, out_sharding=P(None, None, unreduced={"y"})), (0, None))
-            return lambda *args: (product(*args), jax.sharding.reshard(product(*args), P("x")))[1]
+
+            def summed(*args):
+                parts = product(*args)
+                types.append(jax.typeof(parts))
+                return jax.sharding.reshard(parts, P("x"))
+
+            return summed
 
         compare(program(jaxgemm.dot_general), program(lax.dot_general), *args)
+    assert types[0].sharding.spec.unreduced == {"y"}
+    assert all(kind == types[0] for kind in types)
 
 
 @kernels
@@ -128,7 +151,6 @@ EPILOGUES = [(0, None, None, None), (0, 0, 0, 0), (None, 0, None, 0), (0, None, 
 def test_epilogue(axes, transform, kernel, rng):
     values = arrays(rng, (4, 6, 8), (4, 8, 10), (4, 6, 10), (4, 10))
     specs = ("x", None, None), ("x", None, "y"), ("x", None, "y"), ("x", "y")
-    on = mesh(types="Explicit")
 
     def ours(a, b, c, bias):
         return jaxgemm.gemm(a, b, c, bias=bias, activation="tanh", kernel=kernel)
@@ -136,15 +158,7 @@ def test_epilogue(axes, transform, kernel, rng):
     def theirs(a, b, c, bias):
         return jnp.tanh(a @ b + c + bias)
 
-    with jax.set_mesh(on):
-        args = [
-            put(x if i == 0 else x[0], on, P(*(spec if i == 0 else spec[1:])))
-            for x, i, spec in zip(values, axes, specs, strict=True)
-        ]
-        programs = [ours, theirs]
-        if transform == "gradient":
-            programs = [jax.grad(lambda *x, f=f: jnp.sum(f(*x)), range(4)) for f in programs]
-        compare(*(jax.vmap(f, axes) for f in programs), *args)
+    compare_epilogues(ours, theirs, axes, transform, values, specs)
 
 
 @kernels
@@ -153,7 +167,6 @@ def test_epilogue(axes, transform, kernel, rng):
 def test_gated(axes, transform, kernel, rng):
     values = arrays(rng, (4, 6, 8), (4, 8, 10), (4, 8, 10))
     specs = ("x", None, None), ("x", None, "y"), ("x", None, "y")
-    on = mesh(types="Explicit")
 
     def ours(x, gate, up):
         return jaxgemm.gated_gemm(x, gate, up, kernel=kernel)
@@ -161,15 +174,7 @@ def test_gated(axes, transform, kernel, rng):
     def theirs(x, gate, up):
         return jax.nn.silu(x @ gate) * (x @ up)
 
-    with jax.set_mesh(on):
-        args = [
-            put(x if i == 0 else x[0], on, P(*(spec if i == 0 else spec[1:])))
-            for x, i, spec in zip(values, axes, specs, strict=True)
-        ]
-        programs = [ours, theirs]
-        if transform == "gradient":
-            programs = [jax.grad(lambda *x, f=f: jnp.sum(f(*x)), range(3)) for f in programs]
-        compare(*(jax.vmap(f, axes) for f in programs), *args)
+    compare_epilogues(ours, theirs, axes, transform, values, specs)
 
 
 @kernels

@@ -137,6 +137,7 @@ VMAPS = (
     (None, 2, None, 1),
     (0, 0, 0, 0),
     (1, None, None, None),
+    (None, 2, None, None),
     (None, None, 1, 1),
 )
 

@@ -212,15 +212,17 @@ def ragged(x, w, **kwargs):
 
 
 @kernels
-def test_ragged_products_that_xla_keeps(kernel, rng, monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
+@pytest.mark.parametrize(("devices", "length"), [(1, 12), (8, 32)])
+def test_ragged_products_that_xla_keeps(devices, length, kernel, rng, monkeypatch):
+    """Whole sums on each device, over as many as there are: a jaxpr does not say over how many it is divided."""
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
     x, w = integers(rng, jnp.int8, 5, 9), integers(rng, jnp.int8, 9, 6)
     ours = jaxgemm.override(ragged, kernel=kernel)
     np.testing.assert_array_equal(ours(x, w), ragged(x, w))
     text = jax.jit(ours).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    assert re.findall(r"ragged_dot.*\(tensor<5x12xi8>, tensor<2x12x6xi8>", text)
+    assert re.findall(rf"ragged_dot.*\(tensor<5x{length}xi8>, tensor<2x{length}x6xi8>", text)
     (left,) = jaxgemm.explain(ours, x, w).left
-    assert left.operands == "int8[5,12] x int8[2,12,6] -> int32"
+    assert left.operands == f"int8[5,{length}] x int8[2,{length},6] -> int32"
 
 
 def test_a_ragged_product_within_shard_map(rng):

@@ -109,6 +109,17 @@ def test_kernels_that_promise_it_are_in_the_table():
         assert set(rows[name].pins) <= set(rows[name].options)
 
 
+def test_a_mapped_bias_is_added_before_the_result_is_rounded(rng):
+    """What vmap composes in jnp has the bits that a kernel's own epilogue gives."""
+    a, b, biases = (jnp.asarray(random(rng, shape, "bfloat16")) for shape in ((16, 96), (96, 40), (3, 40)))
+
+    def product(bias):
+        return jaxgemm.gemm(a, b, bias=bias, batch_invariant=True)
+
+    alone = [product(bias) for bias in biases]
+    np.testing.assert_array_equal(jax.vmap(product)(biases), jnp.stack(alone))
+
+
 def test_refusals():
     a, b = jnp.ones((4, 8)), jnp.ones((8, 4))
     with pytest.raises(ValueError, match="XLA's product does not promise it"):

@@ -18,6 +18,11 @@ BOOL = np.ones((4, 4), bool)
 C64 = np.ones((4, 4), np.complex64)
 
 
+CUDA = [row for row in jaxgemm.kernels() if row.platform == "cuda"]
+#: All of them are built, or none is.
+needs_cuda = pytest.mark.skipif(not CUDA[0].built, reason="this build has no CUDA kernels")
+
+
 # --- Options --------------------------------------------------------------------------------------------------
 
 
@@ -36,10 +41,11 @@ def lower(row, **options):
     jax.jit(f).trace(*shapes).lower(lowering_platforms=(row.platform,))
 
 
+@needs_cuda
 def test_option_values_out_of_range():
-    for row in jaxgemm.kernels():
+    for row in CUDA:
         for name, values in row.options.items():
-            if not values or not row.built:
+            if not values:
                 continue
             wrong = max(values) + 1
             text = f"option '{name}' of kernel '{row.name}': got {wrong}, expected one of {', '.join(map(str, values))}"
@@ -48,19 +54,19 @@ def test_option_values_out_of_range():
 
 
 def test_tuple_options_of_another_length():
-    for row in jaxgemm.kernels():
-        tiles = [name for name in row.options if name.startswith("tile_")]
-        if tiles:
-            text = f"gemm: option tile of kernel '{row.name}' takes {len(tiles)} values, got (1,"
-            with pytest.raises(ValueError, match=re.escape(text)):
-                jaxgemm.gemm(A, B, kernel=row.name, tile=(1,) * (len(tiles) + 1))
+    tiled = {row.name: sum(name.startswith("tile_") for name in row.options) for row in CUDA}
+    assert any(tiled.values())
+    for name, count in tiled.items():
+        text = f"gemm: option tile of kernel '{name}' takes {count} values, got (1,"
+        with pytest.raises(ValueError, match=re.escape(text)):
+            jaxgemm.gemm(A, B, kernel=name, tile=(1,) * (count + 1))
 
 
 # --- Kernels and devices --------------------------------------------------------------------------------------
 
 
 def test_a_cuda_kernel_on_the_cpu():
-    row = next(row for row in jaxgemm.kernels() if row.platform == "cuda")
+    row = CUDA[0]
     text = f"kernel '{row.name}' runs on cuda, the program is for cpu"
     with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
         jaxgemm.gemm(A, B, kernel=row.name)
@@ -79,33 +85,33 @@ def test_a_named_kernel_for_a_platform_without_kernels():
         f.trace(A, B).lower(lowering_platforms=("tpu",))
 
 
-def _old_device(monkeypatch, arch):
-    device = lambda platform: Device(platform, "an old device", arch, 20)  # noqa: E731
+def _device(monkeypatch, arch):
+    device = lambda platform: Device(platform, "a device", arch, 20)  # noqa: E731
     monkeypatch.setattr("jaxgemm.primitive.device_for", device)
 
 
+@needs_cuda
 def test_a_device_too_old(monkeypatch):
-    _old_device(monkeypatch, 75)
-    for row in jaxgemm.kernels():
-        if row.platform != "cuda" or not row.built:
-            continue
+    _device(monkeypatch, 75)
+    for row in CUDA:
         needs = re.escape(f"kernel '{row.name}' needs compute capability {row.min_arch // 10}.{row.min_arch % 10}")
         with pytest.raises(jaxgemm.UnsupportedError, match=f"{needs}.*, the device has 7.5"):
             lower(row)
 
 
+@needs_cuda
 def test_a_device_too_new(monkeypatch):
-    _old_device(monkeypatch, 199)
-    for row in jaxgemm.kernels():
-        if row.built and row.max_arch:
-            with pytest.raises(jaxgemm.UnsupportedError, match=r"the device has 19\.9"):
-                lower(row)
+    _device(monkeypatch, 199)
+    limited = [row for row in CUDA if row.max_arch]
+    assert limited
+    for row in limited:
+        with pytest.raises(jaxgemm.UnsupportedError, match=r"the device has 19\.9"):
+            lower(row)
 
 
+@pytest.mark.skipif(CUDA[0].built, reason="this build has the CUDA kernels")
 def test_kernels_that_are_not_built():
-    for row in jaxgemm.kernels():
-        if row.built:
-            continue
+    for row in CUDA:
         text = f"kernel '{row.name}' is a CUDA kernel and this build has none"
         with pytest.raises(jaxgemm.UnsupportedError, match=re.escape(text)):
             lower(row)
@@ -134,16 +140,28 @@ def test_auto_takes_what_jnp_takes():
     assert jaxgemm.matmul(BOOL, I8 > 0).dtype == jnp.bool_
 
 
-def test_derivatives_of_named_kernels_fall_back_and_say_so():
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_derivatives_of_named_kernels_fall_back_and_say_so(batch_invariant):
     """A cotangent's type may be one that the named kernel does not take; the program still runs."""
     a = jnp.ones((4, 4), jnp.bfloat16)
     how = {"precision": "BF16_BF16_F32", "preferred_element_type": jnp.float32, "kernel": "host"}
+    how["batch_invariant"] = batch_invariant
     gradient = jax.grad(lambda a: jnp.sum(jaxgemm.matmul(a, a, **how)))
     assert gradient(a).dtype == jnp.bfloat16
     products = jaxgemm.explain(gradient, a).products
     assert [p.kernel for p in products] == ["host", "xla", "xla"]
     for product in products[1:]:
-        assert "a derivative's product; kernel 'host'" in product.decision.choice.why
+        assert re.match("a derivative's product; .*kernel 'host'", product.decision.choice.why)
+
+
+@needs_cuda
+def test_tangents_that_the_named_kernel_refuses_are_left_to_xla():
+    """All tangents of an operand at a time may be more rows than the kernel has blocks for."""
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1024, 64), (64, 32)))
+    jacobian = jax.jacfwd(lambda x, w: jaxgemm.gemm(x, w, kernel="direct"))
+    first, second = jaxgemm.explain(jacobian, x, w, platform="cuda").products
+    assert (first.kernel, second.kernel) == ("direct", "xla")
+    assert second.decision.choice.why.startswith("a derivative's product; m must not be above 65535 rows of tiles")
 
 
 def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():

@@ -4,22 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import jaxprs_in_params
+from jaxprs import equations
 
 from jaxgemm.primitive import gemm_p
 
 
 def products(function, *args):
     """(epilogues of jaxgemm's products, number of lax's) in the function's jaxpr."""
-    ours, theirs = [], 0
-    stack = [jax.make_jaxpr(function)(*args).jaxpr]
-    while stack:
-        for eqn in stack.pop().eqns:
-            if eqn.primitive is gemm_p:
-                ours.append(eqn.params["epilogue"])
-            theirs += eqn.primitive is lax.dot_general_p
-            stack.extend(jaxprs_in_params(eqn.params))
-    return ours, theirs
+    found = [*equations(function, *args)]
+    ours = [eqn.params["epilogue"] for eqn in found if eqn.primitive is gemm_p]
+    return ours, sum(eqn.primitive is lax.dot_general_p for eqn in found)
 
 
 def same_bits(a, b):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import jaxprs_in_params
+from jaxprs import equations
 
 from jaxgemm.override import override
 from jaxgemm.primitive import gemm_p
@@ -12,14 +12,8 @@ from jaxgemm.primitive import gemm_p
 
 def count(function, *args):
     """(products of jaxgemm, products of lax) in the function's jaxpr."""
-    ours = theirs = 0
-    stack = [jax.make_jaxpr(function)(*args).jaxpr]
-    while stack:
-        for eqn in stack.pop().eqns:
-            ours += eqn.primitive is gemm_p
-            theirs += eqn.primitive is lax.dot_general_p
-            stack.extend(jaxprs_in_params(eqn.params))
-    return ours, theirs
+    found = [eqn.primitive for eqn in equations(function, *args)]
+    return found.count(gemm_p), found.count(lax.dot_general_p)
 
 
 def check(function, *args, products, left=0):

@@ -1,7 +1,6 @@
 """The record of the last run on a GPU: what it holds, and when it counts as stale."""
 
 import json
-import re
 import subprocess
 import sys
 
@@ -52,16 +51,6 @@ def write(path, *, fuzz=({},), **changed):
     runs = [{**FUZZ, "digest": changed.get("digest", ""), **run} for run in fuzz]
     path.write_text(json.dumps({**RECORD, "fuzz": runs, **changed}))
     return path
-
-
-def test_the_record_in_the_repository_is_one():
-    if gpu_record.RECORD.exists():
-        record = json.loads(gpu_record.RECORD.read_text())
-        assert gpu_record.invalid(record) == ""
-        assert record["failed"] == 0
-        assert record["passed"] > 0
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["date"])
-        assert re.fullmatch(r"[0-9a-f]{64}", record["digest"])
 
 
 def test_a_current_record_says_nothing(tree):

@@ -1,0 +1,86 @@
+"""The attributes of a call: who writes them and who reads them agree, and what is missing, extra or of another type."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from calls import ATTRIBUTES, PROBLEM, K, M, N, array, call, ints, result
+
+from jaxgemm import wire
+from jaxgemm._runtime import ffi
+from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_missing_attribute(name):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"INVALID_ARGUMENT.*attribute '{name}'"):
+        call(without=(name,))
+    assert f"attribute '{name}'" in checked({key: x for key, x in ATTRIBUTES.items() if key != name})
+
+
+def test_an_attribute_too_many():
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT.*attributes"):
+        call(beta2=np.float64(1))
+    count = len(ATTRIBUTES)
+    assert checked({**ATTRIBUTES, "beta2": np.float64(1)}) == f"expected {count} attributes, got {count + 1}"
+
+
+def checked(attributes, dtypes=PROBLEM.dtypes):
+    """What is wrong with a call of the CPU's handler, as the check says that is made while tracing."""
+    return ffi.check(ffi.Call(attributes, list(dtypes), False), 0)[0]
+
+
+def test_the_one_who_writes_attributes_writes_these():
+    assert checked(ATTRIBUTES) == ""
+    written = wire.attributes("host", (), PROBLEM)
+    assert [*written] == [*ATTRIBUTES]
+    for name, value in ATTRIBUTES.items():
+        assert np.asarray(written[name]).dtype == np.asarray(value).dtype
+        np.testing.assert_array_equal(written[name], value)
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+def test_every_element_type_is_known(name):
+    """By XLA's name for it in the handler, by NumPy's in the check: what they say of it is the same."""
+    with jax.enable_x64(True):
+        dtype = jnp.dtype(name)
+        assert dtype.itemsize == ELEMENT_TYPES[name].bytes
+        operands = array(M, K, dtype=dtype), array(K, N, dtype=dtype)
+        for d in {dtype, accumulator(dtype), default_result(dtype)}:
+            refusal = checked(ATTRIBUTES, (name, name, d.name))
+            if refusal:
+                assert refusal.startswith(f"kernel 'host' got {name} x {name} -> {d.name}; it supports")
+                with pytest.raises(jax.errors.JaxRuntimeError, match=refusal):
+                    call(operands, result(M, N, dtype=d))
+            else:
+                np.testing.assert_array_equal(call(operands, result(M, N, dtype=d))[0], K)
+
+
+def test_a_type_of_no_kernel_is_none_for_the_check():
+    with pytest.raises(ValueError, match="no kernel knows dtype complex64"):
+        checked(ATTRIBUTES, ("complex64", "float32", "float32"))
+    with pytest.raises(ValueError, match="expected the types of a, b and d"):
+        checked(ATTRIBUTES, ("float32", "float32"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("kernel", np.int64(1), "Wrong attribute type: expected string"),
+        ("dims", np.array([M, N, K, 1, 1], np.int32), "Wrong array data type: expected S64 but got S32"),
+        ("a", "0, 5, 0, 0", "Wrong attribute type: expected array but got string"),
+        ("b", np.float64(1), "Wrong attribute type: expected array but got scalar"),
+        ("activation", np.bool_(True), "Wrong attribute type: expected string"),
+        ("config", np.array([], np.float64), "Wrong array data type: expected S64 but got F64"),
+        ("alpha", "1", "Wrong attribute type: expected scalar but got string"),
+        ("alpha", np.float32(7), "Wrong scalar data type: expected F64 but got F32"),
+        ("beta", np.int64(7), "Wrong scalar data type: expected F64 but got S64"),
+        ("has_bias", np.int64(7), "Wrong scalar data type: expected PRED but got S64"),
+        ("has_bias", ints(0), "Wrong attribute type: expected scalar but got array"),
+    ],
+)
+def test_attribute_of_another_type(name, value, text):
+    # Values that no sound call has: JAX would take an equal one of another type for the same program.
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT(.|\n)*{text}"):
+        call(**{name: value})
+    assert checked({**ATTRIBUTES, name: value}) == f"attribute '{name}': it has a wrong type"

@@ -136,6 +136,7 @@ def test_the_parts_of_a_time_add_up_to_it(case, benchmark_script):
         assert min(parts["launch"], parts["main_loop"], parts["epilogue"]) > 0
         in_workspace = x.config[option["split_k"]] > 1 and x.config[option["reduction"]] == 1
         assert (parts["split"] > 0) == in_workspace
+    assert candidates(ROW, (), benchmark_script("tune").problem_of(case), H200, 3) == found[:3]
     copied = {dict(x.parts)["copies"] > 0 for x in found}
     assert copied == ({False} if case.n % 8 == 0 else {True})
 

@@ -129,9 +129,9 @@ std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
   return {"", static_cast<int64_t>(entry->workspace ? entry->workspace(problem) : 0)};
 }
 
-// (option values, predicted microseconds, their parts by name) of each candidate, best first; empty without a
-// cost model.
-nb::list candidates(const PythonCall& call, int arch, int sm_count, double bandwidth) {
+// (option values, predicted microseconds, their parts by name) of each candidate, best first, `most` of them
+// if that is not 0; empty without a cost model.
+nb::list candidates(const PythonCall& call, int arch, int sm_count, double bandwidth, size_t most) {
   nb::list out;
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
@@ -139,6 +139,7 @@ nb::list candidates(const PythonCall& call, int arch, int sm_count, double bandw
     return out;
   if (!entry->candidates) return out;
   for (const Candidate& c : entry->candidates(problem, Machine{sm_count, bandwidth})) {
+    if (most != 0 && out.size() == most) break;
     nb::dict parts;
     for (const TimePart& part : c.parts) parts[part.name] = part.microseconds;
     out.append(nb::make_tuple(c.config, c.microseconds, parts));
@@ -192,8 +193,8 @@ NB_MODULE(_ffi, m) {
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
   m.def(
       "candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),
-      nb::arg("bandwidth"),
-      "(option values, predicted microseconds, their parts by name) of each configuration, best first; empty "
-      "without a cost model. The parts add up to the whole; there are none where the model tells none. The "
-      "bandwidth is in bytes per second, 0 where it is not known.");
+      nb::arg("bandwidth"), nb::arg("most") = 0,
+      "(option values, predicted microseconds, their parts by name) of each configuration, best first, or of "
+      "the first `most`; empty without a cost model. The parts add up to the whole; there are none where the "
+      "model tells none. The bandwidth is in bytes per second, 0 where it is not known.");
 }

@@ -88,12 +88,14 @@ def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Dev
     return reason, workspace
 
 
-def candidates(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device) -> list[Candidate]:
+def candidates(
+    kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device, most: int = 0
+) -> list[Candidate]:
     """The kernel's configurations for a problem, best first by its cost model; none if it has no model.
 
-    ``config`` fixes the options that are not 0 in it.
+    ``config`` fixes the options that are not 0 in it. ``most`` of them are returned, or all where it is 0.
     """
-    found = ffi.candidates(_call(kernel, config, problem), device.arch, device.sm_count, device.bandwidth)
+    found = ffi.candidates(_call(kernel, config, problem), device.arch, device.sm_count, device.bandwidth, most)
     return [Candidate(tuple(values), us, parts=tuple(parts.items())) for values, us, parts in found]
 
 
@@ -246,7 +248,7 @@ def resolve(name: str, config: tuple[int, ...], problem: Problem, device: Device
     reason, workspace = check(row, config, problem, device)
     if reason:
         return reason
-    considered = tuple(candidates(row, config, problem, device)[:SHOWN])
+    considered = tuple(candidates(row, config, problem, device, SHOWN))
     if considered:
         config = considered[0].config
         reason, workspace = check(row, config, problem, device)

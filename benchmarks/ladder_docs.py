@@ -83,7 +83,9 @@ def _sentence(document: Result, kernel: str, profiled: Result | None) -> str:
             f"occupancy {_share(profiled['occupancy'])}. Of its cycles {_share(profiled['issue'])} issue; the {unit} "
             f"pipes are busy in {_share(profiled[share])}, the L1/shared unit in {_share(profiled['wavefronts'])}. "
         )
-        used, lost, stall = _share(profiled["sectors"]), _share(profiled["conflicts"]), _stall(profiled["stalls"])
+        # Of cp.async's copies and TMA's the profiler counts no sectors: 0 is not a share.
+        used, lost = _share(profiled["sectors"] or None), _share(profiled["conflicts"])
+        stall = _stall(profiled["stalls"])
         text += f"Global reads use {used} of the sectors they fetch. " if used else ""
         text += f"Of the wavefronts of shared reads {lost} are bank conflicts. " if lost else ""
         text += f"Warps wait most for {STALLS[stall]}."
@@ -174,7 +176,9 @@ def _counter_table(counters: Result) -> list[str]:
     lines = [
         [
             f"`{row['kernel']}`",
-            *(_share(row[key]) for key in ("issue", "fma", "tensor", "wavefronts", "conflicts", "sectors", "l1_hits")),
+            *(_share(row[key]) for key in ("issue", "fma", "tensor", "wavefronts", "conflicts")),
+            _share(row["sectors"] or None),
+            _share(row["l1_hits"]),
             _share(row["occupancy"]),
             _stall(row["stalls"]).replace("_", " "),
         ]

@@ -280,7 +280,7 @@ def page() -> str:
     sections = [_HEAD]
     listed = [f"- {name}: {text}" for name, text in (SUITES | RULES).items()]
     sections.append("## Products\n\n" + "\n".join(listed))
-    for folder in sorted(path for path in RESULTS.glob("nvidia-*") if path.is_dir()):
+    for folder in sorted(file.parent for file in RESULTS.glob("nvidia-*/unseen.json")):
         device = report.load(folder / "unseen.json")["device"]
         assert slug(device) == folder.name
         sections.append(f"### {device}\n\n{markdown(COLUMNS, suites(folder))}")

@@ -117,7 +117,7 @@ def _example() -> str:
         configuration(row, tuple({"tile_m": 128, "tile_n": 128, "schedule": 2, **options}.items()))
         for options in ({"cluster_m": 2, "cluster_n": 1}, {"cluster_m": 1, "cluster_n": 2})
     )
-    parts = (("launch", 2.1), ("main loop", 30.2), ("epilogue", 2.4), ("copies", 4.1))
+    parts = (("launch", 2.1), ("main_loop", 30.2), ("epilogue", 2.4), ("copies", 4.1))
     considered = (Candidate(chosen, 38.8, parts), Candidate(other, 39.2))
     rule, _ = rules_hopper.decide(Question(problem, H200, None, 38.8, 157.5))
     choice = Choice(row, chosen, 8663552, rule.says, considered, rule.name, row.name, 38.8, 157.5)

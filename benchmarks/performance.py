@@ -51,16 +51,17 @@ RULES = {
     "large": "Aligned products of 10¹² multiply-adds and more.",
     "realigned": "Few rows, and weights whose rows begin anywhere, by each tile that realigns them and by the model.",
     "odd_rows": "Rows of A that begin anywhere: copied (`every_eighth=1`), by tiles of every eighth row, or as chosen.",
-    "unaligned_fp32": "Rows that begin anywhere in fp32 at precision HIGHEST, by the choice of the model of its day.",
+    "unaligned_fp32": "Rows that begin anywhere in fp32 at precision HIGHEST, by the configurations chosen then.",
 }
-COLUMNS = ("suite", "kernel", "products", "of the faster path", "of the default path", "lowest", "at", "measured")
+COLUMNS = ("suite", "kernel", "products", "over XLA's best", "over `jnp.dot`", "lowest", "at", "measured")
 _HEAD = """<!-- python benchmarks/performance.py writes this page from the files in benchmarks/results -->
 # Performance
 
 Device time on the GPU: XLA's over ours in the same run, above 1 ours is faster. XLA has two paths, its default one and
 cuBLAS with XLA's own generated kernels switched off; `jnp.dot` runs the default one, and ours is held to the faster of
-both. Means are geometric. `auto` is what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also
-where `auto` would not take them. "measured" has the date, and the commit of what was measured where it is known. Each
+both. Means are geometric. A product is written m×n×k@batch LAYOUT type; layout NT reads b as its transpose. `auto` is
+what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also where `auto` would not take them.
+"measured" has the date, and the commit of what was measured where it is known. Each
 result file says with which card, clocks, versions and sources it was measured.
 
 What was tried, and what came of it, is in [experiments](experiments/README.md); the ladder has a
@@ -243,7 +244,7 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
         "Chains of products in one program",
         _H200 / "chains.json",
         "Fifty products of 256³ in fp32 and in bf16, and two hundred of mixed sizes in bf16. Where results move from\n"
-        "call to call XLA updates the graph that it captured; kept in place they do not.",
+        "call to call, XLA updates the graph that it captured before each call; results kept in place spare it that.",
         chains,
     ),
     (
@@ -262,8 +263,8 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
     (
         "Two builds in turn",
         _H100 / "builds.json",
-        "What `auto` takes by the build before kernels were cut to a smaller library, and by the one after it, on one\n"
-        "card. Products that both leave to XLA count as 1.",
+        "Products by `auto` of two builds, in turn on one card: an older one with more compiled kernels, and the one\n"
+        "with fewer that took its place. Above 1 the latter is faster. What both leave to XLA counts as 1.",
         both_builds,
     ),
     (

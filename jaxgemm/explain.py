@@ -98,7 +98,10 @@ class Product:
         invariant = choice.rule == rules.INVARIANT.name
         best = choice.considered[0] if choice.considered else None
         if best is not None and best.parts and not invariant:
-            yield "parts", ", ".join(f"{name} {us:.1f}" for name, us in best.parts if us >= _SHOWN_US) + " us"
+            yield (
+                "parts",
+                ", ".join(f"{name.replace('_', ' ')} {us:.1f}" for name, us in best.parts if us >= _SHOWN_US) + " us",
+            )
         expected = f"us expected of {INVARIANT_ROWS} rows" if invariant else "us expected"
         for i, candidate in enumerate(choice.considered):
             differs = _options(kernel, candidate.config, choice.config) or "as chosen"

@@ -180,7 +180,7 @@ def test_what_is_not_modelled_is_said():
 
 
 def test_the_parts_of_the_expected_time_are_those_of_the_chosen_configuration():
-    parts = (("launch", 1.25), ("main loop", 7.5), ("copies", 0.0), ("epilogue", 1.3))
+    parts = (("launch", 1.25), ("main_loop", 7.5), ("copies", 0.0), ("epilogue", 1.3))
     chosen = config(tile_m=128)
     considered = (
         select.Candidate(chosen, 10.05, parts),

@@ -189,7 +189,7 @@ struct Config {
       cluster_n = 1;  // blocks that share loads, along the engine's rows and columns: 1, 2 or 4
   int split_k = 1;    // pieces of K
   bool swap = false;  // compute the transpose: x is op(B)^T and y is op(A)
-  int group = 8;      // rows of clusters that are walked together: see schedule.h
+  int group = 8;      // rows of clusters that are walked together: see schedule.cuh
   Grid grid = Grid::kResident;
   Reduction reduction = Reduction::kWorkspace;
 

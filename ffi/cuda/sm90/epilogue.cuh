@@ -159,14 +159,14 @@ class EpilogueWarp {
   // StorePath::kTmaFinished and kRowsFinished, and kRows where it has no code of its own.
   template <bool kSwap>
   __device__ __forceinline__ void store_finished(const Accumulators<E>& acc, const Strip& first) {
-    // A copy: a strip is looked up in it at run time, for which *this would have to lie in memory.
+    // A copy: indexing the member at run time would put *this into local memory.
     const TileBias<E> tile_bias = bias_;
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       const Strip strip = strip_at(first, i);
       const bool adds = out_.c && out_.path == StorePath::kTmaFinished;
       if (i > 0 && adds && lane_ == 0) {
-        tma_store_wait_read<0>();
+        tma_store_wait_read<0>();  // C of strip i + 1 goes into the buffer that strip i - 1 left from
         fetch_strip(first, i + 1);
       }
       if (outside(strip)) continue;

@@ -8,12 +8,9 @@
 //
 // Three things depart from this order:
 //  - Where there are no more units than blocks (one_wave), the grid's own coordinates say which block has
-//  which
-//    tile, along the rows or along the columns, and nothing is divided.
-//  - Clusters of several blocks are dealt to the chip's GPCs in turn. gpc_ordered_unit() gives clusters of
-//  one
-//    GPC units that follow each other, as what several blocks of a GPC load at about the same time L2 sends
-//    once.
+//    which tile, along the rows or along the columns, and nothing is divided.
+//  - Clusters of several blocks are dealt to the chip's GPCs in turn. gpc_ordered_unit() gives the clusters
+//    of one GPC units that follow each other: what its blocks load at about the same time, L2 sends once.
 //  - A narrow last column of tiles may come after all others (narrow_stride() in units.h).
 #pragma once
 
@@ -26,10 +23,10 @@
 namespace jaxgemm::cuda::sm90 {
 
 // Which unit of the first wave is cluster i's, where `count` clusters of `size` blocks (2, 4 or 8) run at a
-// time. An H200 deals clusters so, as its blocks told by their multiprocessors' numbers: each of its 8 GPCs
-// gets the clusters of 8 multiprocessors in turn; then each but the first, which has no more, those of 8
-// others; and where clusters are pairs, the first four pairs go to what is left. Another chip may deal them
-// otherwise, which costs time and nothing else.
+// time. Blocks that recorded %smid on an H200 showed in which order it deals clusters. Pairs: the first four
+// go to multiprocessors that the rounds below leave over. Then a first round: the 8 GPCs get clusters in
+// turn, until each has those of 8 multiprocessors. Then a second one, the same without the first GPC, which
+// has no more multiprocessors. Another chip may deal them otherwise, which costs time and nothing else.
 __host__ __device__ constexpr uint32_t gpc_ordered_unit(uint32_t i, uint32_t count, uint32_t size) {
   constexpr uint32_t kGpcs = 8, kOthers = kGpcs - 1, kTogether = 8, kBeside = 4;
   const auto least = [](uint32_t a, uint32_t b) { return a < b ? a : b; };

@@ -8,14 +8,12 @@
 //    the product loads the copy. Every operand can be copied, in every layout and with every tile: it is the
 //    way that is always there, at the price of writing and reading the operand once more.
 //  Shift on the way (realign.cuh; tiles with `realigns`; option unaligned=2). y is loaded as it lies, and
-//  eight
-//    warps more shift it in registers on its way into the ring of stages. Each tile shifts anew what it
-//    loads, so this is for a large y and few rows of x.
+//    eight warps more shift it in registers on its way into the ring of stages. Each tile shifts anew what
+//    it loads, so this is for a large y and few rows of x.
 //  Every eighth row (every_eighth.cuh; tiles with `every_eighth`; option every_eighth=2). Rows of x that are
-//  8
-//    apart are a multiple of 16 bytes apart, whatever the pitch, so a tile has every eighth row of x and the
-//    copy engine loads it where it lies. It needs a row-major A and B, no batch and no swap, and is for an A
-//    that takes long to copy.
+//    8 apart are a multiple of 16 bytes apart, whatever the pitch, so a tile has every eighth row of x and
+//    the copy engine loads it where it lies. It needs a row-major A and B, no batch and no swap, and is for
+//    an A that takes long to copy.
 //  Result rows (result_rows.cuh). Where n is no multiple of 8 the copy engine cannot write D. A warp stages
 //    strips of results in shared memory and writes whole 16-byte vectors along D's rows, and the ends of rows
 //    in smaller pieces. Every tile can do this. When operands are swapped or D is fp32, elements.cuh stores

@@ -8,6 +8,7 @@ from jaxgemm import taylor as _taylor  # noqa: F401  (as for batching)
 from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.gated import gated_gemm
+from jaxgemm.grouped.api import ragged_dot, ragged_dot_general
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
 from jaxgemm.overlap import all_gather_matmul, matmul_reduce_scatter
 from jaxgemm.override import override
@@ -26,4 +27,6 @@ __all__ = [
     "matmul",
     "matmul_reduce_scatter",
     "override",
+    "ragged_dot",
+    "ragged_dot_general",
 ]

@@ -1,0 +1,84 @@
+"""Grouped products by XLA's dense ones: a product a group, of which each row keeps its own group's.
+
+As many operations as ``lax.ragged_dot`` takes where XLA has no kernel for it, but no larger temporaries than one
+product's, and what is in one group's rows or weights reaches no other group's result: NaN and infinity neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxgemm.grouped.groups import owner
+from jaxgemm.xla_product import xla_product
+
+
+def rows(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    sizes: jax.Array,
+    offset: jax.Array | None,
+    *,
+    transposed: bool,
+    **product: Any,
+) -> jax.Array:
+    """Each row of ``lhs`` times its group's weights; zeros where it has none.
+
+    Args:
+        lhs: shape (m, k).
+        rhs: shape (held, k, n), or (held, n, k) if ``transposed``.
+        sizes, offset: as :func:`jaxgemm.grouped.groups.owner` takes them.
+        transposed: whether k is the last axis of ``rhs``.
+        **product: as for :func:`jaxgemm.xla_product.xla_product`.
+    """
+    m, held, n = lhs.shape[0], rhs.shape[0], rhs.shape[1 if transposed else 2]
+    mine = owner(sizes, offset, m, held)[:, None]
+    dims = (((1,), (1 if transposed else 0,)), ((), ()))
+
+    def step(out: jax.Array, group: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        index, weights = group
+        return jnp.where(mine == index, xla_product(lhs=lhs, rhs=weights, dims=dims, **product), out), None
+
+    out = jnp.zeros((m, n), product["preferred_element_type"])
+    return lax.scan(step, out, (lax.iota(mine.dtype, held), rhs))[0]
+
+
+def sums(
+    lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, offset: jax.Array | None, *, held: int, **product: Any
+) -> jax.Array:
+    """For each group the sum over its rows of what they are multiplied: ``lhs[rows].T @ rhs[rows]``.
+
+    Args:
+        lhs: shape (m, k).
+        rhs: shape (m, n).
+        sizes, offset: as :func:`jaxgemm.grouped.groups.owner` takes them.
+        held: of how many groups, from ``offset`` on.
+        **product: as for :func:`jaxgemm.xla_product.xla_product`.
+
+    Returns:
+        Shape (held, k, n).
+    """
+    mine = owner(sizes, offset, lhs.shape[0], held)[:, None]
+    dims = (((0,), (0,)), ((), ()))
+
+    def of(group: jax.Array) -> jax.Array:
+        x, y = (jnp.where(mine == group, v, jnp.zeros((), v.dtype)) for v in (lhs, rhs))
+        return xla_product(lhs=x, rhs=y, dims=dims, **product)
+
+    if held == 0:
+        return jnp.zeros((0, lhs.shape[1], rhs.shape[1]), product["preferred_element_type"])
+    out: jax.Array = lax.map(of, lax.iota(mine.dtype, held))
+    return out
+
+
+def over_batch(function: Any, operands: list[jax.Array | None], ranks: list[int]) -> jax.Array:
+    """``function`` of each part of those operands that have one axis more than ``ranks`` says, which is the first."""
+    axes = [0 if x is not None and x.ndim > rank else None for x, rank in zip(operands, ranks, strict=True)]
+    if all(axis is None for axis in axes):
+        alone: jax.Array = function(*operands)
+        return alone
+    out: jax.Array = jax.vmap(function, in_axes=tuple(axes))(*operands)
+    return out

@@ -1,0 +1,55 @@
+"""Where groups of rows begin and end, from sizes that only the device knows.
+
+Sizes below 0 count as 0, and what they sum to beyond the number of rows is cut off. Groups lie one after the other from
+row 0 on; rows after the last group are no group's.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+#: The type in which sizes reach kernels.
+SIZES = jnp.int32
+
+
+def clamp(sizes: jax.Array, rows: int) -> jax.Array:
+    """Sizes of any integer type as ``SIZES``, between 0 and the number of rows. Those of that type stay as they are."""
+    if sizes.dtype == SIZES:
+        return sizes
+    most = min(rows, int(jnp.iinfo(sizes.dtype).max))
+    return jnp.clip(sizes, 0, most).astype(SIZES)
+
+
+def ends(sizes: jax.Array, rows: int) -> jax.Array:
+    """The row after the last one of each group, along the last axis."""
+    most = jnp.asarray(rows, SIZES)
+
+    def add(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.minimum(a + b, most)  # neither is above `rows`, of which twice as many fit
+
+    clipped = jnp.clip(sizes, 0, most)
+    if sizes.shape[-1] == 0:
+        return clipped
+    found: jax.Array = lax.associative_scan(add, clipped, axis=-1)
+    return found
+
+
+def owner(sizes: jax.Array, offset: jax.Array | None, rows: int, held: int) -> jax.Array:
+    """For each row, which of the ``held`` weights is its group's: ``held`` where it is none of them.
+
+    Args:
+        sizes: shape (groups,).
+        offset: shape (1,), the group of the first weight; None: 0.
+        rows: how many there are.
+        held: how many weights there are.
+
+    Returns:
+        Shape (rows,), of type ``SIZES``.
+    """
+    places = lax.iota(SIZES, rows)
+    group = jnp.searchsorted(ends(sizes, rows), places, side="right", method="sort").astype(SIZES)
+    local = group if offset is None else group - offset[0]
+    exists = (group < sizes.shape[-1]) & (local >= 0) & (local < held)
+    return jnp.where(exists, local, held)

@@ -1,0 +1,213 @@
+"""The JAX primitive of grouped products, ``jaxgemm_grouped``, and its rules.
+
+It has two forms. In "rows", each row of lhs is multiplied by its group's weights. In "sums", each group has a product
+of its own, in which its rows are contracted. Either is bilinear, and its derivatives are of these forms again, so that
+derivatives of every order exist.
+
+Operands are ``lhs, rhs, sizes, offset``; each may have one axis more, the first, which is a batch:
+
+=======  ==========  ===========================================  ============
+form     lhs         rhs                                          result
+=======  ==========  ===========================================  ============
+rows     (m, k)      (held, k, n), or (held, n, k) transposed     (m, n)
+sums     (m, k)      (m, n)                                       (held, k, n)
+=======  ==========  ===========================================  ============
+
+``sizes`` is (groups,) and ``offset`` (1,), the group of the first weight, both of type ``groups.SIZES``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxgemm import dtypes
+from jaxgemm._jax_private import check_for_nans, device_count
+from jaxgemm.grouped import by_xla
+from jaxgemm.kernels import UnsupportedError
+
+grouped_p = Primitive("jaxgemm_grouped")
+grouped_p.def_impl(partial(xla.apply_primitive, grouped_p))
+check_for_nans(grouped_p)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a grouped product computes; hashable, so that it can be a parameter of the primitive.
+
+    Attributes:
+        sums: whether it is of the form "sums".
+        transposed: of the form "rows", whether k is the last axis of rhs.
+        held: how many groups' weights there are: of rhs, or of the result.
+    """
+
+    sums: bool
+    transposed: bool
+    held: int
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the operands without a batch."""
+        return [2, 2 if self.sums else 3, 1, 1]
+
+    def shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the result without a batch."""
+        if self.sums:
+            return (self.held, lhs[-1], rhs[-1])
+        return (lhs[-2], rhs[-2 if self.transposed else -1])
+
+
+# Parameters of the primitive, which rules take and pass on:
+#   form                                  a Form
+#   precision, preferred_element_type     as dot_general_p has them
+#   kernel                                as gemm_p has it
+#   strict                                whether the kernel was asked for of this very product, not of one that it
+#                                         is a derivative of
+
+
+@grouped_p.def_effectful_abstract_eval
+def _abstract_eval(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> Any:
+    form: Form = params["form"]
+    batches = _batches([lhs, rhs, sizes, offset], form)
+    # As dot_general's result of a matrix of each, so that it varies over mesh axes as that does.
+    x, y = (_reshaped(v, v.shape[-2:]) for v in (lhs, rhs))
+    dims = ((0,), (0,)) if form.sums else ((1,), (1 if form.transposed else 0,))
+    out, effects = lax.dot_general_p.abstract_eval(
+        x,
+        y,
+        dimension_numbers=(dims, ((), ())),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+        out_sharding=None,
+    )
+    shape = batches + form.shape(lhs.shape, rhs.shape)
+    return _reshaped(out, shape), effects
+
+
+def _reshaped(aval: Any, shape: tuple[int, ...]) -> Any:
+    """The type with another shape, not sharded."""
+    sharding = aval.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+    return aval.update(shape=shape, sharding=sharding)
+
+
+def _batches(operands: list[Any], form: Form) -> tuple[int, ...]:
+    """The extent of the batch, as a shape: empty where there is none."""
+    found = {x.shape[0] for x, rank in zip(operands, form.ranks, strict=True) if len(x.shape) > rank}
+    assert len(found) < 2, found
+    return tuple(found)
+
+
+# --- Differentiation ------------------------------------------------------------------------------------------
+
+
+def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    lhs, rhs, *where = primals
+    dlhs, drhs = tangents[:2]
+    out = grouped_p.bind(*primals, **params)
+    derived = dict(params, strict=False)
+    terms = []
+    if type(dlhs) is not ad.Zero:
+        terms.append(grouped_p.bind(dlhs, rhs, *where, **derived))
+    if type(drhs) is not ad.Zero:
+        terms.append(grouped_p.bind(lhs, drhs, *where, **derived))
+    if not terms:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    tangent = terms[0]
+    for term in terms[1:]:
+        tangent = ad.add_tangents(tangent, term)
+    return out, tangent
+
+
+ad.primitive_jvps[grouped_p] = _jvp_rule
+
+
+def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> list[Any]:
+    form: Form = params["form"]
+    unknown = lhs if ad.is_undefined_primal(lhs) else rhs
+    if ad.is_undefined_primal(lhs) == ad.is_undefined_primal(rhs):
+        raise NotImplementedError("jaxgemm: a grouped product is linear in one operand at a time")
+    place = 0 if unknown is lhs else 1
+    result: list[Any] = [None] * 4
+    if type(ct) is ad.Zero:
+        result[place] = ad.Zero(unknown.aval)
+        return result
+    known = rhs if place == 0 else lhs
+    common = dtypes.common(ct.dtype, known.dtype)
+    if common is not None:
+        ct, known = lax.convert_element_type(ct, common), lax.convert_element_type(known, common)
+    if form.sums:  # rows of lhs are those of rhs times the cotangent of their group's sum, and the other way round
+        x, y, derived = known, ct, Form(False, place == 0, form.held)
+    elif place == 0:
+        x, y, derived = ct, known, Form(False, not form.transposed, form.held)
+    else:
+        x, y = (ct, known) if form.transposed else (known, ct)
+        derived = Form(True, False, form.held)
+    wanted = np.dtype(unknown.aval.dtype)
+    shared = len(unknown.aval.shape) == form.ranks[place] and bool(_batches([x, y, sizes, offset], derived))
+    # One operand for all of a batch: its parts are added up before they are rounded.
+    kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
+    bound = dict(params, form=derived, preferred_element_type=kept, strict=False)
+    out = grouped_p.bind(x, y, sizes, offset, **bound)
+    result[place] = jnp.sum(out, axis=0).astype(wanted) if shared else out
+    return result
+
+
+ad.primitive_transposes[grouped_p] = _transpose_rule
+
+
+# --- vmap -----------------------------------------------------------------------------------------------------
+
+
+def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
+    form: Form = params["form"]
+    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, bdims, strict=True)]
+    size = next(x.shape[0] for x, d in zip(moved, bdims, strict=True) if d is not None)
+    plain = [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in zip(moved, bdims, strict=True)]
+    inner = _batches(plain, form)
+    if inner:  # both axes become one; what has one of them alone is repeated along the other
+        for i, (x, d, rank) in enumerate(zip(moved, bdims, form.ranks, strict=True)):
+            has_inner = plain[i].ndim > rank if d is None else len(plain[i].shape) > rank
+            if d is None and not has_inner:
+                continue
+            core = x.shape[x.ndim - rank :]
+            spread = x.reshape((size if d is not None else 1, inner[0] if has_inner else 1, *core))
+            moved[i] = jnp.broadcast_to(spread, (size, *inner, *core)).reshape((size * inner[0], *core))
+    out = grouped_p.bind(*moved, **params)
+    return (out.reshape((size, *inner, *out.shape[1:])) if inner else out), 0
+
+
+batching.primitive_batchers[grouped_p] = _batch_rule
+
+
+# --- Lowering -------------------------------------------------------------------------------------------------
+
+
+def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> jax.Array:
+    form: Form = params["form"]
+    product = {name: params[name] for name in ("precision", "preferred_element_type")}
+    product |= {"platform": platform, "out_sharding": None, "parts": parts}
+    if form.sums:
+        function = partial(by_xla.sums, held=form.held, **product)
+    else:
+        function = partial(by_xla.rows, transposed=form.transposed, **product)
+    return by_xla.over_batch(function, list(operands), form.ranks)
+
+
+def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    if params["strict"] and params["kernel"] not in ("auto", "xla"):
+        raise UnsupportedError(f"kernel '{params['kernel']}' has no grouped form; products of groups are XLA's")
+    function = partial(_compute, platform, device_count(ctx), **params)
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+for _platform in ("cuda", "cpu"):
+    mlir.register_lowering(grouped_p, partial(_rule, _platform), platform=_platform)
+mlir.register_lowering(grouped_p, partial(_rule, "other"))

@@ -10,7 +10,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// False for an XLA type that is none of ours.
+// False for an XLA type that is not in the table of element types.
 bool from_xla(int type, DType& out) {
 #define JAXGEMM_CASE(enumerator, name, bytes, accumulator, xla, host, device) \
   case ffi::DataType::xla:                                                    \
@@ -36,7 +36,8 @@ struct Operand {
 };
 using Operands = std::array<Operand, kMaxOperands>;
 
-// Which operands a call must have, and whether it has them, each of a type that we know.
+// Lists the operands that a call with these attributes must have, and checks that it has them, each of a type
+// in the table.
 std::string read_operands(const Attributes& attributes, bool gated, const Buffers& buffers,
                           Operands& operands, size_t& count) {
   const bool has_c = !is_zero(attributes.beta), has_bias = attributes.has_bias;

@@ -15,7 +15,7 @@ namespace jaxgemm {
 struct Buffer {
   static constexpr int kNone = -1;
 
-  int type = kNone;  // of XLA's element types; kNone: there is no buffer
+  int type = kNone;  // XLA's element type; kNone: there is no buffer
   int64_t elements = 0;
   size_t bytes = 0;
   void* data = nullptr;
@@ -23,8 +23,8 @@ struct Buffer {
 constexpr size_t kMaxOperands = 5, kMaxResults = 2;
 
 struct Buffers {
-  size_t operand_count = 0, result_count = 0;  // as many as XLA passes, of which these hold the first ones
-  std::array<Buffer, kMaxOperands> operands;   // a, b, and whatever of b_up, c and bias there is
+  size_t operand_count = 0, result_count = 0;  // how many XLA passes; the arrays hold the first ones
+  std::array<Buffer, kMaxOperands> operands;   // a, b, then those of b_up, c and bias that the call has
   std::array<Buffer, kMaxResults> results;     // d, workspace
 
   Buffers(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets);
@@ -37,16 +37,16 @@ struct Place {
   bool gated = false;
 };
 
-// What a kernel is asked for.
+// A decoded call: the problem, and the kernel that computes it.
 struct Request {
   GemmProblem problem;
   const KernelEntry* entry = nullptr;
   size_t workspace = 0;  // bytes that the kernel needs
 };
 
-// Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results are d, then a
-// workspace if there is one. Returns what is wrong with the call, or an empty string. The request's
-// problem.config points into the attributes.
+// Decodes a call. Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results
+// are d, then a workspace if there is one. Returns what is wrong with the call, or an empty string.
+// request.problem.config points into the attributes.
 std::string decode(const WireAttributes& attributes, const Buffers& buffers, const Place& place,
                    Request& request);
 

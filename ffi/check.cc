@@ -17,7 +17,7 @@ constexpr NamedActivation kActivations[] = {
     {"sigmoid", Activation::kSigmoid},
 };
 
-// "none", "relu", ...; null when there is no such activation.
+// The activation of this name; null when there is none.
 const Activation* find_activation(std::string_view name) {
   for (const auto& a : kActivations) {
     if (name == a.name) return &a.value;

@@ -1,8 +1,7 @@
-// Reads the attributes of a call, turns them into a GemmProblem, and says what is wrong with a call that is
-// none.
+// Reads a call's attributes into a GemmProblem, or says what is wrong with them.
 //
-// The handler and the Python module both come through here, so that a problem that Python accepts while
-// tracing is one that the handler accepts, and so that neither trusts the other.
+// The handler and the Python module both use these functions: a problem that Python accepts while tracing is
+// one that the handler accepts, and neither relies on the other's check.
 #pragma once
 
 #include <bit>
@@ -15,7 +14,7 @@
 
 namespace jaxgemm {
 
-// The parts as one text.
+// Concatenates the parts; numbers become decimal.
 template <typename... Parts>
 std::string join(const Parts&... parts) {
   std::string out;
@@ -40,9 +39,10 @@ struct Attributes {
   bool has_bias = false;
 };
 
-// Reads every attribute by read(name, field), which returns what is wrong with it or an empty string: from
-// XLA's dictionary in the handler, from Python's in the module. `given` is how many there are, so that one
-// which nobody reads is an error. Returns the first thing that is wrong, or an empty string.
+// Reads every attribute by read(name, field), which looks it up (in XLA's dictionary for the handler, in
+// Python's for the module) and returns what is wrong with it, or an empty string. `given` is the number of
+// attributes that the call has: one that is not read here is an error. Returns the first thing that is wrong,
+// or an empty string.
 template <typename Read>
 std::string read_attributes(Attributes& to, size_t given, Read&& read) {
   std::string wrong;
@@ -65,7 +65,8 @@ std::string read_attributes(Attributes& to, size_t given, Read&& read) {
   return wrong;
 }
 
-// What makes a problem of a call's attributes: the element types of its buffers, and which handler it is for.
+// A call that is not decoded: its attributes, the element types of its buffers, and whether it is for the
+// gated handler.
 struct CallSpec {
   Attributes attributes;
   DType a = DType::kF32, b = DType::kF32, d = DType::kF32;
@@ -79,7 +80,7 @@ inline bool is_zero(double x) { return std::bit_cast<uint64_t>(x) << 1 == 0; }
 // problem.
 Status decode_call(const CallSpec& spec, GemmProblem& problem, const KernelEntry*& entry);
 
-// Elements that the operand must hold for the problem to stay inside of it.
+// How many elements a buffer needs so that every element of the operand lies in it.
 int64_t required_elements(const Matrix& x, int64_t rows, int64_t cols, const int64_t (&batch)[2]);
 
 Status check_elements(const char* argument, int64_t got, int64_t expected);

@@ -1,10 +1,9 @@
-// The element types of operands and results, in one table. Everything that C++ and CUDA say of a type by its
-// name follows from it; jaxgemm/dtypes.py has the same table for Python, and a test compares the two.
+// The element types of operands and results, in one table, from which all C++ and CUDA code takes what
+// depends on a type. jaxgemm/dtypes.py has the same table for Python, and a test compares the two.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <string_view>
 
 namespace jaxgemm {
@@ -15,8 +14,8 @@ namespace jaxgemm {
 //   bytes       of an element
 //   accumulator the type in which products of such operands are summed
 //   xla         the enumerator of xla::ffi::DataType
-//   host        what holds an element in the CPU kernel: a type that cpu/convert.h declares, or a built-in
-//   one device      the same in CUDA kernels: a type that cuda/device/types.cuh includes, or a built-in one
+//   host        the type of an element in the CPU kernel: one that cpu/convert.h declares, or a built-in one
+//   device      the same in CUDA kernels: one that cuda/device/types.cuh includes, or a built-in one
 // New rows go to the end, so that no number of DType changes.
 #define JAXGEMM_ELEMENT_TYPES(X)                               \
   X(kF64, "float64", 8, kF64, F64, double, double)             \

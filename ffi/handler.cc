@@ -23,32 +23,32 @@ ffi::Error invalid(std::string message) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jaxgemm: " + std::move(message));
 }
 
-// What follows from everything in a call but its addresses, on one kind of device.
+// The outcome of decoding a call, which depends on everything of the call but its buffers' addresses.
 struct Known {
-  std::string wrong;  // with the call, or empty
+  std::string wrong;  // what is wrong with the call, or empty
   Request request;
-  std::array<int64_t, kMaxOptions> config{};  // behind request.problem.config
-  uint64_t prepared_on = 0;                   // devices, a bit each
+  std::array<int64_t, kMaxOptions> config{};  // what request.problem.config points to
+  uint64_t prepared_on = 0;                   // devices on which the kernel is prepared, a bit each
 };
 
 struct Call {
   GemmProblem problem;
-  std::array<int64_t, kMaxOptions> config{};  // behind problem.config
+  std::array<int64_t, kMaxOptions> config{};  // what problem.config points to
   GemmBuffers buffers;
   const KernelEntry* entry = nullptr;
-  Known* known = nullptr;  // until this thread resolves another call
+  Known* known = nullptr;  // valid until this thread resolves another call
 };
 
 Known know(const WireAttributes& attributes, const Buffers& buffers, const Place& place) {
   Known known;
   known.wrong = decode(attributes, buffers, place, known.request);
-  // XLA's attributes go when the call returns. A config that is wrong may be of any length.
+  // XLA frees the attributes when the call returns, so the config is copied. A wrong one may be too long.
   if (known.wrong.empty()) std::ranges::copy(known.request.problem.config, known.config.begin());
   return known;
 }
 
-// Fills `call`. XLA hands over the same call at every execution of a program, with other addresses, so what
-// follows from the rest is remembered.
+// Fills `call`. XLA passes the same call at every execution of a program, with other addresses, so the
+// outcome of decoding it is remembered.
 ffi::Error resolve(const WireAttributes& attributes, const Buffers& buffers, const Place& place, Call& call) {
   WireKey key;
   key.add(place.arch * 4 + static_cast<int64_t>(place.platform) * 2 + place.gated);
@@ -101,8 +101,8 @@ XLA_FFI_DEFINE_HANDLER(
 
 #ifdef JAXGEMM_CUDA
 
-// Checks and decodes, and where that has not been done on a device sets function attributes and loads
-// modules.
+// Decodes the call and, on a device where that has not been done, prepares its kernel: sets function
+// attributes and loads modules.
 template <bool kGated>
 ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                         WireAttributes attributes, Call& call) {
@@ -119,10 +119,9 @@ ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
   return ffi::Error::Success();
 }
 
-// Whether this thread has initialized a call on a device. This is asked for every call at every execution of
-// a program, so a call is told by the address at which XLA keeps its attributes. If XLA has since put the
-// attributes of another call there, that other call is taken for initialized, and prepared when it is
-// executed.
+// Whether this thread has initialized a call on a device. XLA asks at every execution of a program, so a call
+// is identified by the address at which XLA keeps its attributes. If XLA has since put the attributes of
+// another call there, that other call is taken for initialized, and prepared when it is executed.
 bool initialized_before(const WireAttributes& attributes, int32_t device) {
   using Seen = std::pair<const void*, int32_t>;
   static thread_local std::array<Seen, 1024> table;
@@ -131,7 +130,8 @@ bool initialized_before(const WireAttributes& attributes, int32_t device) {
   return std::exchange(seen, call) == call;
 }
 
-// Not captured, so per-device set-up belongs here. It reads its attributes only when it needs them.
+// XLA does not capture the initialize stage, so per-device set-up belongs here. Attributes are decoded only
+// if this thread has not initialized the call.
 template <bool kGated>
 ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                            WireAttributes attributes) {

@@ -1,4 +1,4 @@
-// What one row of the kernel table says. A row stands with its kernel; registry.cc lists them.
+// The kernel table's rows. Each row is defined next to its kernel; registry.cc collects them.
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ struct Executor {
 // What cost models know of a device.
 struct Machine {
   int multiprocessors;
-  double bandwidth;  // of its memory, in bytes per second; 0: not known
+  double bandwidth;  // of device memory, in bytes per second; 0: not known
 };
 
 // Element types that a kernel takes and writes. Sums are in the accumulator of a's type.
@@ -45,7 +45,7 @@ struct Option {
   std::span<const int64_t> values;  // the values allowed, the first is the default; none: any from 0 up
 };
 
-// The options of a kernel, by their places in GemmProblem::config.
+// A kernel's options, in the order of GemmProblem::config.
 struct Options : std::span<const Option> {
   constexpr Options() = default;
   template <size_t kCount>
@@ -60,15 +60,15 @@ struct TimePart {
   double microseconds;
 };
 
-// A value for each of a kernel's options, and the device time that the kernel's own cost model expects of it,
-// with the parts that it is the sum of; none where the model has no parts.
+// A configuration: a value for each of a kernel's options, the device time that the kernel's cost model
+// expects, and the parts that this time is the sum of; no parts where the model names none.
 struct Candidate {
   std::vector<int64_t> config;
   double microseconds;
   std::vector<TimePart> parts = {};
 };
 
-// An option held at a value.
+// An option with a fixed value.
 struct Pin {
   const char* option;
   int64_t value;
@@ -87,7 +87,7 @@ struct KernelEntry {
   bool tf32 = false;             // fp32 operands are rounded to TF32 on their way to the tensor cores
   bool deterministic = false;    // same bits on every run
   bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows
-  // With these options held, and all others at any fixed values, the kernel is batch-invariant as well.
+  // With these options fixed, and all others at any fixed values, the kernel is batch-invariant as well.
   // Empty: no such promise.
   std::span<const Pin> pins = {};
 

@@ -13,8 +13,8 @@
 namespace jaxgemm {
 
 struct Library {
-  // Of the sources in ffi/, sha256 in hexadecimal. It comes first, so that a binding made from other sources
-  // can read it: all that follows may lie elsewhere there.
+  // sha256 of the sources in ffi/, in hexadecimal. The first member, so that a binding that was compiled from
+  // other sources, where later members may lie elsewhere, can read it and refuse the library.
   const char* source_digest;
   const char* cuda_version;        // of the compiler; empty without CUDA
   const char* cuda_architectures;  // in CMake's notation, separated by semicolons; empty without CUDA

@@ -76,8 +76,8 @@ DType parse_dtype(const std::string& name) {
   return found;
 }
 
-// A call that has not been made: the attributes that jaxgemm/wire.py makes for XLA, as the handler will read
-// them, and what the handler will see of the buffers.
+// A call as Python describes it: the attributes that jaxgemm/wire.py makes for XLA, read as the handler would
+// read them, and the element types of the buffers.
 class PythonCall {
  public:
   PythonCall(const nb::dict& attributes, const std::vector<std::string>& dtypes, bool gated) {
@@ -99,7 +99,7 @@ class PythonCall {
   }
 
  private:
-  // False for a value of another type than XLA would have to pass on: nothing is converted.
+  // False for a value whose type is not exactly the one that XLA would pass: nothing is converted.
   static bool read(const nb::object& from, std::span<const int64_t>& to) {
     nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig> array;
     if (!nb::try_cast(from, array, false)) return false;
@@ -107,7 +107,8 @@ class PythonCall {
     return true;
   }
   static bool read(const nb::object& from, double& to) {
-    return nb::isinstance<nb::float_>(from) && nb::try_cast(from, to);  // also NumPy's, which are floats
+    return nb::isinstance<nb::float_>(from) &&
+           nb::try_cast(from, to);  // NumPy's scalars of 64 bits are floats, too
   }
   template <typename T>
   static bool read(const nb::object& from, T& to) {
@@ -115,8 +116,8 @@ class PythonCall {
   }
 
   CallSpec spec_;
-  std::vector<nb::object> kept_;  // the attributes, whose texts and arrays spec_ refers to
-  std::string wrong_;             // with the attributes, or empty
+  std::vector<nb::object> kept_;  // keeps alive the texts and arrays that spec_ refers to
+  std::string wrong_;             // what is wrong with the attributes, or empty
 };
 
 // Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace
@@ -147,7 +148,7 @@ nb::list candidates(const PythonCall& call, int arch, int sm_count, double bandw
   return out;
 }
 
-// The parts of a list that semicolons separate.
+// Splits a list at its semicolons.
 std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> out;
   for (size_t at = 0; at < list.size();) {

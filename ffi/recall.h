@@ -1,6 +1,6 @@
-// What a thread has worked out about its latest calls. XLA runs both stages of a handler at every execution
-// of a program, and the second one again when a captured buffer has moved. What follows from a call's
-// attributes alone would take longer to work out each time than a small product takes to run.
+// A cache, one for each thread, of what follows from a call's attributes. XLA runs both stages of a handler
+// at every execution of a program, and the execute stage again when a captured buffer has moved. Decoding and
+// planning a call each time would take longer than a small product.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace jaxgemm {
 
-// Everything that a problem consists of, and two numbers of the caller's own, for comparison.
+// All fields of a problem, and two numbers of the caller's, as words to compare and to hash.
 using ProblemKey = std::array<int64_t, 16 + kMaxOptions>;
 
 inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
@@ -25,7 +25,7 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
                            p.has_bias,
                            p.gated,
                            static_cast<int64_t>(p.activation)};
-  // Six bits each, so that every value of an enumeration has a place of its own.
+  // Each flag or enumeration gets six bits.
   static_assert(std::size(kElementTypes) <= 64 && std::size(kinds) * 6 <= 54 && kMaxOptions < 512);
   int64_t packed = static_cast<int64_t>(p.config.size());
   for (const int64_t kind : kinds) packed = packed << 6 | kind;
@@ -49,15 +49,15 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
   return key;
 }
 
-// A table of values by key, for one thread. A new value replaces the one in the place that its key's hash
-// gives.
+// A direct-mapped cache for one thread: a key's hash selects an entry, and a new value replaces the entry's
+// old one.
 template <typename Value, typename Key = ProblemKey>
 class Recall {
  public:
-  // The value that make() gives for this key; make() is called only if the table does not hold it.
+  // The value that make() gives for this key; make() is called only if the cache does not hold it.
   template <typename Make>
   Value& operator()(const Key& key, Make&& make) {
-    // Every word times a factor of its own, so that no multiplication waits for another.
+    // Each word has its own factor, so that no multiplication waits for another.
     constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
     uint64_t hash = 0, factor = kGolden;
     for (const int64_t x : key) {

@@ -1,4 +1,4 @@
-// The table of kernels: a list of the families, whose rows stand with their kernels.
+// The kernel table: the rows of all families, each defined next to its kernel.
 //
 // Every row is present in every build, so that documentation and error messages know each name; a build
 // without CUDA leaves the functions of CUDA rows null.

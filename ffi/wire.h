@@ -1,8 +1,8 @@
-// The attributes of a call as XLA hands them over: how they are read, and how they become part of a key.
+// How a handler reads a call's attributes as XLA passes them, and the key by which it remembers the outcome.
 //
 // Everything that a handler checks and decodes follows from the names, types and bytes of a call's attributes
-// and from the types and sizes of its buffers. XLA hands over the same ones at every execution, so they are
-// the key by which the outcome is remembered.
+// and from the types and sizes of its buffers. XLA passes the same ones at every execution, so they form the
+// key.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace jaxgemm {
 
-// All attributes, as they came.
+// All attributes of a call, not decoded.
 struct WireAttributes {
   const XLA_FFI_Attrs* attrs;
 };
@@ -40,14 +40,15 @@ inline std::string read(const WireAttributes& from, Attributes& to) {
   });
 }
 
-// A call without its addresses, as words. Two keys are equal when all that was added to them is.
+// Everything of a call but its buffers' addresses, as words. Two keys are equal when the same words were
+// added in the same order.
 class WireKey {
  public:
   void add(int64_t word) {
     if (count_ < words_.size()) words_[count_] = word;
     ++count_;
   }
-  // False for attributes that no call of ours has: nested ones, or more than a key has room for.
+  // False for attributes that no call of this library has: nested ones, or more than a key has room for.
   bool add(const WireAttributes& from) {
     const XLA_FFI_Attrs& x = *from.attrs;
     add(x.size);
@@ -70,7 +71,8 @@ class WireKey {
   }
 
  private:
-  // Eight bytes a word. The last word has what is left, some of it twice: the length is part of the key too.
+  // Packs eight bytes into each word. The last word holds the remaining bytes, some of them twice, which is
+  // unambiguous because the key holds the length as well.
   void add(const XLA_FFI_ByteSpan& bytes) {
     const char* at = bytes.ptr;
     size_t left = bytes.len;
@@ -109,7 +111,7 @@ class WireKey {
     }
   }
 
-  std::array<int64_t, 80> words_{};  // a call of ours fits, whatever its kernel's options
+  std::array<int64_t, 80> words_{};  // enough for every call of this library, whatever its kernel's options
   size_t count_ = 0;
 };
 

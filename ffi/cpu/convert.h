@@ -36,14 +36,14 @@ JAXGEMM_ELEMENT_TYPES(JAXGEMM_TYPE_OF)
   const uint32_t magnitude = x.bits & 0x7fffu;
   const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
   constexpr uint32_t kRebias = (127 - 15) << 23;
-  // Twice the rebias takes half's top exponent, Inf and NaN, to float's.
+  // Adding the rebias twice maps half's largest exponent, that of Inf and NaN, to float's.
   const uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00u ? 2 * kRebias : kRebias);
   const uint32_t subnormal = std::bit_cast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
   return std::bit_cast<float>((magnitude < 0x400u ? subnormal : normal) | sign);
 }
 
-// Both round to nearest even. NaN stays NaN: it is made quiet, so that dropping low bits cannot turn it into
-// Inf.
+// to_bfloat16 and to_half round to nearest even. NaN stays NaN: it is made quiet, so that dropping low bits
+// cannot turn it into Inf.
 [[gnu::always_inline]] inline BFloat16 to_bfloat16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -56,7 +56,7 @@ JAXGEMM_ELEMENT_TYPES(JAXGEMM_TYPE_OF)
   const uint32_t magnitude = bits & 0x7fffffffu;
   constexpr uint32_t kRebias = (127 - 15) << 23;
   const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - kRebias) >> 13;
-  // Below 2^-14 half's unit is 2^-24, which is that of floats in [0.5, 1): the addition rounds.
+  // Below 2^-14 halves are 2^-24 apart, like floats in [0.5, 1): adding 0.5 rounds to that spacing.
   const uint32_t subnormal =
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
   uint32_t result = magnitude < (113u << 23) ? subnormal : normal;

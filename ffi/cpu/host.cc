@@ -1,9 +1,9 @@
 // host: the CPU kernel. Blocks of D are independent tasks on XLA's pool; inside a block, packed panels feed
 // a register tile (engine.inc).
 //
-// The products of an element are always added in the same order, one multiply-add after the other within a
-// depth of k, depths in order. So a result's bits depend on the element's row of A and column of B alone:
-// not on the number of threads, the other rows, or how the block was cut and packed.
+// The products of an element are always added in the same order: one multiply-add after the other within
+// kDepth steps of k, and the sums of these slices in order. So a result's bits depend on the element's row of
+// A and column of B alone: not on the number of threads, the other rows, or how the block was cut and packed.
 #include "host.h"
 
 #if defined(__x86_64__)
@@ -65,7 +65,7 @@ struct Finish {
   int64_t n;
   Acc alpha, beta;
   Activation activation;
-  bool plain;  // D is the accumulator
+  bool plain;  // only the conversion to D's type is left to do
 
   Finish(const GemmProblem& p, const GemmBuffers& b)
       : d(static_cast<D*>(b.d)),
@@ -83,14 +83,14 @@ template <typename Packed, typename Acc>
 struct Workspace {
   Packed* x;  // packed block of x
   Packed* y;  // kPanels packed panels of y
-  Acc* sums;  // partial sums of the block, where k exceeds one depth
+  Acc* sums;  // partial sums of the block, where k exceeds kDepth steps
   size_t bytes;
 
   Workspace(const Plan& plan, int64_t k, int per_step, int64_t rows, int64_t width, std::byte* base) {
     const int64_t steps = std::min(kDepth, ceil_div(k, per_step));
     const int64_t padded_x = ceil_div(plan.block_x, rows) * rows;
     const int64_t padded_y = ceil_div(plan.block_y, width) * width;
-    bytes = 64;  // never none, which would look like running out
+    bytes = 64;  // not 0: an allocation of 0 bytes may be null, which means out of memory
     const auto take = [&](int64_t elements, size_t size) {
       std::byte* part = base ? base + bytes : nullptr;
       bytes += (static_cast<size_t>(elements) * size + 63) / 64 * 64;
@@ -102,8 +102,8 @@ struct Workspace {
   }
 };
 
-// Memory that a thread keeps between tasks, since fresh pages cost more than the packing into them. Null
-// when there is none left.
+// Memory that a thread keeps between tasks, since touching fresh pages costs more than the packing into them.
+// Null when out of memory.
 std::byte* thread_workspace(size_t bytes) {
   struct Buffer {
     void* data = nullptr;
@@ -119,7 +119,7 @@ std::byte* thread_workspace(size_t bytes) {
   return static_cast<std::byte*>(buffer.data);
 }
 
-// Does units [first, last) of a plan; false when out of memory.
+// Computes units [first, last) of a plan; false when out of memory.
 using Task = bool (*)(const Plan&, const GemmProblem&, const GemmBuffers&, int64_t first, int64_t last);
 
 // What an instruction set offers.

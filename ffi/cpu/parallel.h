@@ -79,7 +79,7 @@ std::string parallel_for(int64_t count, int64_t threads, Schedule&& schedule,
     if (helpers > 0) loop = std::make_shared<ParallelLoop>(count, body);
     for (int64_t i = 0; i < helpers; ++i) schedule(std::function<void()>([loop] { loop->work(); }));
   } catch (...) {
-    // Without memory for the state or for a helper, the workers there are do all of it.
+    // Out of memory for the state or for a helper: the workers that there are do all of the work.
   }
   if (!loop) {
     ParallelLoop alone(count, body);

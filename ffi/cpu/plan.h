@@ -17,15 +17,15 @@ struct Shape {
   int rows, vectors;
 };
 
-// Products are summed in registers over this many steps of k, from zero, and these sums are added in order.
-// It bounds the error of a long sum, and lets a panel of each operand fit the first-level cache.
+// Steps of k over which products are summed in registers, from zero; the sums of these slices are added in
+// order. This bounds the error of a long sum and lets a panel of each operand fit the L1 cache.
 constexpr int64_t kDepth = 192;
 
-// Panels of y that are packed together, so that a whole line or more is read at each step of k.
+// Panels of y that are packed together, so that at least a whole cache line is read at each step of k.
 constexpr int64_t kPanels = 4;
 
-// Most elements that a task reads of x at once (a packed block, in the second-level cache) and the largest
-// block of D whose partial sums it keeps when k exceeds one depth.
+// The largest block of D. kMaxBlockX bounds the packed block of x, which stays in the L2 cache; both bound
+// the partial sums that a task keeps when k exceeds kDepth steps.
 constexpr int64_t kMaxBlockX = 384;
 constexpr int64_t kMaxBlockY = 1024;
 
@@ -55,7 +55,8 @@ struct Plan {
   int64_t tasks = 0;
 };
 
-// Batch levels over which only A moves, from one product's rows straight on to the next's, are more rows.
+// Merges a batch level into m where B is shared and the rows of one product of A follow those of the one
+// before.
 inline GemmProblem fold_batch(GemmProblem p) {
   for (int level : {1, 0}) {
     const bool inner_done = level == 1 || p.batch[1] == 1;
@@ -68,8 +69,8 @@ inline GemmProblem fold_batch(GemmProblem p) {
   return p;
 }
 
-// What a tile shape costs on an extent x by an extent y, in cycles for each step of k: two multiply-adds and
-// two loads a cycle, four cycles until a sum can be added to again.
+// What a tile shape costs on an extent x by an extent y, in cycles for each step of k. The processor is taken
+// to do two multiply-adds and two loads a cycle, and to add to a sum again after four cycles.
 inline double shape_cost(Shape s, int lanes, int64_t x, int64_t y) {
   const double cycles = std::max({s.rows * s.vectors / 2.0, (s.rows + s.vectors) / 2.0, 4.0});
   return cycles * static_cast<double>(ceil_div(x, s.rows)) *
@@ -92,11 +93,11 @@ inline void choose_shape(const GemmProblem& p, std::span<const Shape> shapes, in
   }
 }
 
-// Cuts D into blocks: as large as the caches take, but enough of them to keep the threads busy to the end.
+// Cuts D into blocks: as large as the caches hold, but enough of them to keep the threads busy to the end.
 // Blocks are multiples of rows x width, at most most_y along y.
 inline void cut_blocks(const GemmProblem& p, int64_t rows, int64_t width, int64_t most_y, int64_t threads,
                        Plan* plan) {
-  // A result costs about as much as some products, so that even k = 0 counts as work.
+  // Finishing a result counts as 16 products, so that even k = 0 counts as work.
   const double macs = double(p.m) * double(p.n) * (double(p.k) + 16) * double(p.batch_count());
   constexpr double kTaskMacs = 1e5;  // some microseconds: less is not worth another thread
   const int64_t wanted = threads == 1
@@ -143,15 +144,15 @@ inline Plan make_plan(const GemmProblem& p, const GemmBuffers& buffers, std::spa
   plan.y = side(p.b, buffers.b, p.n, p.b.transposed);
   choose_shape(p, shapes, lanes, &plan);
   if (plan.swapped) std::swap(plan.x, plan.y);
-  // A y that is read once along k is streamed in whole rows, all of k before the next ones: the last shape
-  // can transpose it on the way.
+  // Where one tile covers all of x, y is read once: in whole rows along k, which the last shape transposes in
+  // registers.
   const bool stream = in_place && plan.y.stride != 1 && plan.x.extent <= shapes.back().rows;
   if (stream) plan.shape = static_cast<int>(shapes.size()) - 1;
   const int64_t rows = shapes[plan.shape].rows;
   const int64_t width = int64_t(shapes[plan.shape].vectors) * lanes;
   cut_blocks(p, rows, width, stream && p.k > kDepth ? width : kMaxBlockY, threads, &plan);
 
-  // Packing pays when a panel is used often enough, or does not lie well in memory.
+  // Packing pays when a panel is used often enough, or when the operand is strided along its extent.
   if (in_place) {
     const int64_t panels_x = ceil_div(std::min(plan.block_x, plan.x.extent), rows);
     const int64_t panels_y = ceil_div(std::min(plan.block_y, plan.y.extent), width);

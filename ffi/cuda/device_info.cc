@@ -15,7 +15,7 @@ Status cuda_status(const char* what, cudaError_t error) {
   return {join(what, ": ", cudaGetErrorString(error))};
 }
 
-// Makes a device current for a scope. XLA has its own idea of the current device, so it is put back.
+// Makes a device current for a scope. XLA keeps track of the current device, so the scope's end restores it.
 class ScopedDevice {
  public:
   explicit ScopedDevice(int device) {

@@ -12,7 +12,7 @@ inline constexpr TypeRule kFloatTypes[] = {
     {DType::kBF16, DType::kBF16, DType::kBF16}, {DType::kBF16, DType::kBF16, DType::kF32},
 };
 
-// Those whose sums are fp32: for kernels whose registers or shared memory have no room for fp64.
+// kFloatTypes without fp64: for kernels whose registers or shared memory have no room for its sums.
 inline constexpr TypeRule kSingleTypes[] = {
     {DType::kF32, DType::kF32, DType::kF32},   {DType::kF16, DType::kF16, DType::kF16},
     {DType::kF16, DType::kF16, DType::kF32},   {DType::kBF16, DType::kBF16, DType::kBF16},

@@ -90,9 +90,13 @@ def test_limits_and_candidates():
     view = plan((64, 96), (96, 72), (((1,), (0,)), ((), ())))
     problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ROW.types[0][:3], Epilogue())
     assert check(ROW, (0, 0), problem, H200)[0] == ""
-    assert "65535 rows of tiles" in check(ROW, (0, 0), replace(problem, m=1 << 21), H200)[0]
-    assert "2^16" in check(ROW, (0, 0), replace(problem, batch=(1, 1 << 16)), H200)[0]
-    assert "2^31" in check(ROW, (0, 0), replace(problem, m=1 << 20, batch=(1, 1 << 12)), H200)[0]
+    for beyond, limit in (
+        (replace(problem, m=1 << 21), "65535 rows of tiles"),
+        (replace(problem, batch=(1, 1 << 16)), "2^16"),
+        (replace(problem, m=1 << 20, batch=(1, 1 << 12)), "2^31"),
+    ):
+        reason = check(ROW, (0, 0), beyond, H200)[0]
+        assert reason.startswith("kernel 'direct': ") and limit in reason
     every = candidates(ROW, (0, 0), problem, H200)
     assert sorted(one.config for one in every) == sorted(OPTIONS)
     assert [one.microseconds for one in every] == sorted(one.microseconds for one in every)

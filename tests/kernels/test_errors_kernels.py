@@ -161,7 +161,8 @@ def test_tangents_that_the_named_kernel_refuses_are_left_to_xla():
     jacobian = jax.jacfwd(lambda x, w: jaxgemm.gemm(x, w, kernel="direct"))
     first, second = jaxgemm.explain(jacobian, x, w, platform="cuda").products
     assert (first.kernel, second.kernel) == ("direct", "xla")
-    assert second.decision.choice.why.startswith("a derivative's product; m must not be above 65535 rows of tiles")
+    refusal = "kernel 'direct': m must not be above 65535 rows of tiles"
+    assert second.decision.choice.why.startswith(f"a derivative's product; {refusal}")
 
 
 def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():

@@ -4,7 +4,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cstdint>
 #include <iterator>
 #include <string>
 #include <type_traits>
@@ -28,7 +27,7 @@ JAXGEMM_ELEMENT_TYPES(JAXGEMM_TYPE_OF)
 // The types of one instantiation: operands, result and accumulator.
 template <DType A_, DType B_, DType D_, DType Acc_ = accumulator_of(A_)>
 struct Types {
-  static constexpr DType kA = A_, kB = B_, kD = D_, kAcc = Acc_;
+  static constexpr DType kA = A_, kB = B_, kD = D_;
   using A = typename TypeOf<A_>::type;
   using B = typename TypeOf<B_>::type;
   using D = typename TypeOf<D_>::type;

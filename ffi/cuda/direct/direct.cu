@@ -41,7 +41,7 @@ Status launch_in(const GemmProblem& p, const GemmBuffers& buffers, Finish finish
                                    : launch_in<__half>(p, buffers, finish, launch);
 }
 
-// How a problem runs where operands begin at a multiple of 16 bytes, and where they do not.
+// How a problem runs. `operands_aligned`: both operands begin at a multiple of 16 bytes.
 Launch launch_of(const GemmProblem& p, bool operands_aligned) {
   Launch launch;
   const int64_t tile_option = fixed(p, kTile), warps = fixed(p, kWarps);
@@ -63,12 +63,14 @@ using namespace direct;
 
 std::string unsupported_direct(const GemmProblem& p) {
   for (const int64_t extent : {p.n, p.k, p.a.ld, p.b.ld, p.m * p.batch_count()}) {
-    if (extent > INT32_MAX - 4096) return "rows, columns, k and pitches must be below 2^31 - 4096";
+    if (extent > INT32_MAX - 4096)
+      return "kernel 'direct': rows, columns, k and pitches must be below 2^31 - 4096";
   }
-  // A grid ends there.
-  if (p.batch_count() > kMaxBlocks) return "the batch must be below 2^16";
+  // The batch is the grid's extent along z, and rows of tiles are its extent along y.
+  if (p.batch_count() > kMaxBlocks) return "kernel 'direct': the batch must be below 2^16";
   const TileConfig& tallest = kTiles[fixed(p, kTile) ? fixed(p, kTile) - 1 : kFallback];
-  if (ceil_div(p.m, tallest.m) > kMaxBlocks) return "m must not be above 65535 rows of tiles";
+  if (ceil_div(p.m, tallest.m) > kMaxBlocks)
+    return "kernel 'direct': m must not be above 65535 rows of tiles";
   return {};
 }
 
@@ -81,7 +83,7 @@ std::vector<Candidate> candidates_direct(const GemmProblem& p, const Machine& ma
   return candidates;
 }
 
-// The addresses are not known yet.
+// Prepares the kernels for aligned and for unaligned operands, since their addresses are not known yet.
 Status prepare_direct(const GemmProblem& p, int) {
   Status status;
   if (p.output_empty()) return status;

@@ -1,11 +1,12 @@
 // One operand's fragments, from global memory into the registers that tensor cores read.
 //
-// A chunk is 32 values of k. The order in which a sum visits them is free, as long as both operands agree, so
-// it is the order in which 16-byte vectors arrive: fragment `half` of step s holds k = 8 t + 4 s + 2 half and
-// the next for lane t of each group of four. Lines along k are then fragments as they come. Where k is the
-// slow index, lanes load the lines of those k, and a transposition between registers makes fragments of them.
-// That permutes 32 lines, and where columns of B lie along k they are loaded so: lane t's accumulators of a
-// row are then eight neighbours.
+// A chunk is 32 values of k. A sum may visit them in any order, as long as both operands use the same one.
+// The kernel uses the order in which 16-byte vectors arrive: in step s of a chunk, lane t of each group of
+// four holds k = 8 t + 4 s + 2 half and the next k in register `half` of a fragment. Vectors of an operand
+// that is contiguous along k are then fragments as loaded. For an operand that is contiguous along m or n,
+// lanes load the lines of those k, and movmatrix makes fragments of them; this permutes each 32 rows or
+// columns (line_of). A B that is contiguous along k is loaded in the same permuted order: a lane's
+// accumulators of a row are then eight neighbours.
 #pragma once
 
 #include "../device/major.h"
@@ -31,7 +32,7 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x) {
   return y;
 }
 
-// What a lane has loaded of a chunk; of lines of any alignment the vectors that its own lie in.
+// The vectors that a lane has loaded of a chunk: of unaligned lines, the two aligned vectors around each one.
 template <int kVectors, bool kAligned>
 struct Loaded {
   uint4 lo[kVectors], hi[kAligned ? 1 : kVectors];
@@ -39,29 +40,30 @@ struct Loaded {
 
 template <int kLines>
 struct Fragments {
-  uint32_t v[kLines / 8][4];  // for each 8 lines: step 0's halves, step 1's
+  uint32_t v[kLines / 8][4];  // for each 8 lines: the two halves of step 0, then of step 1
 };
 
-// Which line row `group` of fragment block `block` is.
+// The line that row `group` of fragment block `block` holds.
 template <bool kPermuted>
 __device__ __forceinline__ int line_of(int block, int group) {
   return kPermuted ? 32 * (block / 4) + 8 * (group / 2) + block % 4 * 2 + group % 2 : 8 * block + group;
 }
 
-// kLines lines, rows of op(A) or columns of op(B), and every `stride`th chunk of them. Aligned: the operand
-// is made of aligned vectors that lie in it as a whole.
+// Loads kLines lines (rows of op(A) or columns of op(B)), every `stride`th chunk of them. kAligned: the
+// operand is made of aligned vectors that lie in it as a whole.
 template <Major kMajor, int kLines, bool kAligned, bool kPermuted>
 class Source {
   static constexpr bool kAlongK = kMajor == Major::kK;
   static constexpr int kVectors = kLines / 8;
   static_assert(kLines % 32 == 0 || !kPermuted);
-  static_assert(kAlongK || kPermuted, "it is what a transposition does");
+  static_assert(kAlongK || kPermuted, "a transposition permutes lines");
 
  public:
   using Chunk = Loaded<kVectors, kAligned>;
 
-  // Of `extent` lines from `first` on, and k values. What does not exist is zero, or, beside what exists in a
-  // line that runs along the operand's own index, anything: results go nowhere there.
+  // Loads `extent` lines from `first` on, and k values of each. Elements outside of the operand become zero,
+  // except in a line along m or n that crosses the operand's end: they may be anything, since the results
+  // that they reach are not stored.
   __device__ __forceinline__ Source(const void* data, int pitch, int extent, int k, int first, int chunk,
                                     int stride)
       : stride_(stride) {
@@ -94,13 +96,13 @@ class Source {
     (kAlongK ? cols_ : rows_) -= kChunk * stride_;
   }
 
-  // Fragments of a chunk, `later` loads of which have followed its own.
+  // Makes fragments of a chunk; `later` loads were started after the chunk's own.
   __device__ __forceinline__ void take(const Chunk& chunk, int later, Fragments<kLines>& to) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       uint4 x = chunk.lo[i];
       if constexpr (!kAligned) {
-        // Chunks are whole vectors apart, so all of a line's are shifted alike.
+        // Chunks are a multiple of 16 bytes apart, so all vectors of a line have the same shift.
         x = shift_vector(x, chunk.hi[i], static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from(i)) % 16));
         if constexpr (kAlongK) {
           const int left = cols_ + later * kChunk * stride_;
@@ -119,7 +121,7 @@ class Source {
   }
 
  private:
-  // Where a lane's vectors lie from its first one: lines further down, and elements further along.
+  // Where a lane's vector i lies, from its first one: lines down, and elements across.
   static __device__ __forceinline__ int down(int i) {
     return kPermuted ? (kAlongK ? 32 * (i / 4) : 0) + i % 4 * 2 : 8 * i;
   }
@@ -131,7 +133,7 @@ class Source {
   const char* from_;
   int64_t pitch_, step_;  // bytes
   int stride_;
-  int rows_, cols_;  // that exist from the first vector's first element on
+  int rows_, cols_;  // lines and elements that exist, from the lane's first element on
 };
 
 }  // namespace jaxgemm::cuda::direct

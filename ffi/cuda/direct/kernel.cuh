@@ -1,9 +1,9 @@
 // The direct kernel: small products in the time of one trip to memory.
 //
-// A small product takes as long as what comes before its first multiplication and after its last one. So here
-// is no copy engine, no barrier and no stage of shared memory: each warp of a block has chunks of K of its
-// own, loads them straight into the registers that mma.sync reads, all at once where K is short, and the
-// warps' sums are added in order. Operands of any pitch are realigned in registers on the way.
+// The time of a small product is spent before its first multiplication and after its last one. So this kernel
+// uses no copy engine, no barrier in its main loop and no stages in shared memory: each warp of a block loads
+// its own chunks of K straight into the registers that mma.sync reads, all at once where K is short, and the
+// warps' sums are added in order. Operands of any pitch are realigned in registers.
 #pragma once
 
 #include "../device/activation.cuh"
@@ -21,20 +21,20 @@ constexpr DType kType = std::is_same_v<In, __half> ? DType::kF16 : DType::kBF16;
 template <typename In, DType kD>
 using TypesOf = Types<kType<In>, kType<In>, kD, DType::kF32>;
 
-// The one that Params::f32 says.
+// The epilogue for results of the operands' type, or for fp32 results where Params::f32 is set.
 template <typename In>
 union Result {
   Epilogue<TypesOf<In, kType<In>>> to_in;
   Epilogue<TypesOf<In, DType::kF32>> to_f32;
 };
 
-// What the first loads need comes first: the cache line that a parameter lies in is slow to come, once.
+// The members that the first loads need come first: the first access to a cache line of parameters is slow.
 template <typename In>
 struct Params {
   const In *a, *b;
   int pitch_a, pitch_b;
   int m, n, k;
-  int rounds, extra;  // chunks of every warp, and warps with one more
+  int rounds, extra;  // chunks that every warp has, and warps that have one more
   bool batched;
   bool f32;
   Finish finish;
@@ -57,11 +57,11 @@ struct Engine {
   static constexpr bool kLoops = kFlow.loops;
   static constexpr int kBlocks = kFlow.blocks(kTile, kAligned, kA, kB);
   static constexpr bool kBiasSoon = !kLoops || (kAligned && kBlocks == 1);
-  static constexpr int kPitch = kN + 4;  // of a tile's rows in shared memory, to spread them over the banks
+  static constexpr int kPitch = kN + 4;  // between a tile's rows in shared memory, against bank conflicts
   using Sums = float[kM / 16][kN / 8][4];
 };
 
-// A warp's sums over its chunks, the first of which are on their way.
+// Sums up a warp's chunks, the first of which are in flight.
 template <typename E>
 __device__ __forceinline__ void multiply(typename E::Sums& acc, typename E::A& a, typename E::B& b,
                                          typename E::A::Chunk (&chunk_a)[E::kDepth],
@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply(typename E::Sums& acc, typename E::A& a
   } while (E::kLoops && chunks > 0);
 }
 
-// A lane's sums: `group` i is four neighbours of a row, the first or the last of eight.
+// Group i of a lane's sums: the first or the last four of eight neighbours of a row.
 template <typename E>
 __device__ __forceinline__ float4 group(const typename E::Sums& acc, int i) {
   const auto at = [&](int v) { return acc[i / 4][i % 2 * 2 + v / 2][i / 2 % 2 * 2 + v % 2]; };
@@ -113,7 +113,7 @@ __device__ __forceinline__ float4 operator+(float4 x, float4 y) {
   return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
-// What the warps have in shared memory, kEach apart, added to the first one's in their order.
+// Adds up the warps' values in shared memory, which lie kEach apart, in the order of the warps.
 template <int kEach, typename T>
 __device__ __forceinline__ T total(const T* from, int warps) {
   T sum = from[0];
@@ -125,14 +125,15 @@ __device__ __forceinline__ T total(const T* from, int warps) {
   return sum;
 }
 
-// Packed results: a lane stores its groups, or sums of several warps' that met in shared memory as they are.
-// A bias is on its way during the main loop where that has registers to spare.
+// Stores the results of kPacked and kActivated. A single warp's lanes store their own groups; several warps
+// add up their groups through shared memory first. A bias is loaded before the main loop where registers
+// allow it.
 template <typename E>
 class PackedResults {
   using In = typename E::In;
 
  public:
-  // What can be known before the main loop is worked out there, while there is time.
+  // Computes bounds and addresses before the main loop, while its first loads are in flight.
   __device__ __forceinline__ PackedResults(const Params<In>& p, int batch, int row, int col) : p_(p) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     row += line_of<E::kPermutedRows>(0, lane / 4);
@@ -199,14 +200,14 @@ class PackedResults {
   }
 
   const Params<In>& p_;
-  int col_;          // the lane's first
-  int rows_, cols_;  // of the result, from the lane's first on
+  int col_;          // the lane's first column
+  int rows_, cols_;  // rows and columns of D from the lane's first on
   int64_t index_;
-  uint2 bias_[2] = {};  // of the columns of a lane's groups
+  uint2 bias_[2] = {};  // of the columns of the lane's groups
 };
 
-// Any other results: the tile's rows meet in shared memory, and neighbours are stored together whatever their
-// alignment.
+// Stores the results of kPlain and kFull. The tile passes through shared memory, so that neighbouring threads
+// store neighbouring elements, whatever the alignment of D.
 template <typename E>
 class Rows {
   using In = typename E::In;
@@ -270,7 +271,7 @@ class Rows {
   int64_t base_;
 };
 
-// Blocks along x and y are columns and rows of tiles, along z the batch.
+// Along x the grid counts columns of tiles, along y rows of tiles, along z the batch.
 template <typename E>
 __global__ void __launch_bounds__(kMaxWarps * 32, E::kBlocks)
     direct(const __grid_constant__ Params<typename E::In> p) {

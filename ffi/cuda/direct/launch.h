@@ -7,7 +7,7 @@
 namespace jaxgemm::cuda::direct {
 
 struct Launch {
-  bool prepare = false;  // make the kernel known to the device instead
+  bool prepare = false;  // set the kernel's attributes instead of launching it
   bool aligned = true;
   Config config;
   Flow flow;

@@ -1,9 +1,9 @@
-// The cost model of the direct kernel, in microseconds, from counts alone: a trip to memory for as many
-// chunks as a warp has on their way, the instructions of all chunks of a multiprocessor, the bytes, and what
-// every block does in the end.
+// The cost model of the direct kernel, in microseconds, from counts alone. It adds up the latency of memory,
+// once for each `depth` chunks of a warp; the instructions for all chunks of a multiprocessor; the bytes; and
+// each block's epilogue.
 //
-// The constants were fitted to timings of random small products on an H200, and are on the scale of sm90's
-// model, which the two are compared by.
+// The constants were fitted to timings of random small products on an H200. They are on the scale of sm90's
+// model, because `auto` compares the two kernels by their models.
 #include <algorithm>
 #include <cmath>
 
@@ -15,18 +15,18 @@ namespace jaxgemm::cuda::direct {
 namespace {
 
 constexpr double kLaunch = 1.007;
-constexpr double kFinish = 0.072;     // of a tile's results, four a thread,
-constexpr double kSum = 0.0345;       // and of each warp's sums
-constexpr double kScatter = 0.09;     // results whose rows are no vectors: of a wave,
-constexpr double kScattered = 0.077;  // and of 16 rows of them that a multiprocessor stores
-constexpr double kActivated = 0.1;    // a bias and an activation of 16 rows of a multiprocessor,
-constexpr double kFull = 0.25;        // and of each row that a warp finishes with anything else
-constexpr double kTrip = 0.299;       // to memory, with aligned operands,
+constexpr double kFinish = 0.072;     // each group of four results that a thread stores
+constexpr double kSum = 0.0345;       // each warp whose sums are added up
+constexpr double kScatter = 0.09;     // each wave whose rows of D are not whole vectors,
+constexpr double kScattered = 0.077;  // and each 16 rows of such a D that a multiprocessor stores
+constexpr double kActivated = 0.1;    // a bias and an activation, each 16 rows of a multiprocessor
+constexpr double kFull = 0.25;        // any other epilogue, each row that a warp stores
+constexpr double kTrip = 0.299;       // the latency of memory, with aligned operands
 constexpr double kUnalignedTrip = 0.755;
-constexpr double kChunks[] = {0.0743, 0.1373};  // a chunk's instructions, by tile, with aligned operands,
+constexpr double kChunks[] = {0.0743, 0.1373};  // instructions of a chunk, by tile, with aligned operands
 constexpr double kUnalignedChunks[] = {0.1048, 0.1613};
-constexpr double kTranspose = 0.0038;  // and more of them for an operand whose k is the slow index,
-constexpr double kLoop = 1.554;        // or times this, in a loop
+constexpr double kTranspose = 0.0038;  // more of them for each operand that is contiguous along m or n
+constexpr double kLoop = 1.554;        // factor on them in code with a loop
 constexpr double kSchedulers = 4;      // of a multiprocessor: warps that issue at a time
 constexpr double kL2 = 7.48e6;         // bytes a microsecond
 constexpr double kDram = 8.53e6;

@@ -17,7 +17,7 @@ Status launch_f32(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, 
 
 bool has_clusters() {
   cudaFuncAttributes attributes;
-  // Code for an older chip, or PTX for one, lacks what the newer chip it runs on may have.
+  // Code for an older architecture has no cluster instructions, even on a chip that has clusters.
   return cudaFuncGetAttributes(&attributes, gemv<F32, true, true, 1>) == cudaSuccess &&
          attributes.ptxVersion >= 90;
 }

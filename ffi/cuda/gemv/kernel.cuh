@@ -1,9 +1,9 @@
 // A matrix times a few vectors, at the speed at which the matrix can be read.
 //
-// Nothing is reused but the vectors, so shared memory has nothing to give to the main loop: each thread keeps
-// several 16-byte loads of the matrix in flight and multiplies from registers. The parts of a result are
-// added in an order that the plan fixes: a warp's own, then a block's warps, then a cluster's blocks, the
-// last two through shared memory.
+// Only the vectors are reused, so the main loop does without shared memory: each thread keeps several 16-byte
+// loads of the matrix in flight and multiplies from registers. The parts of a result are added in an order
+// that the plan fixes: within a warp, then over a block's warps, then over a cluster's blocks, the last two
+// through shared memory.
 #pragma once
 
 #include "../device/epilogue.cuh"
@@ -18,7 +18,7 @@ struct Params {
   Operand<typename T::A> matrix, vector;
   int64_t vector_stride, vector_k_stride;
   int64_t length, k, batch;
-  int64_t split_k;  // values of k of a block, whole steps
+  int64_t split_k;  // values of k that a block sums over, a multiple of WarpTile::kStep
   int64_t vectors;
   int group;  // vectors that are multiplied together
   int groups, warps_k, splits;
@@ -43,7 +43,7 @@ __device__ __forceinline__ float load_from_rank([[maybe_unused]] const float* x,
   return value;
 }
 
-// Adds up the warps' sums of a block's results, then those of the cluster's blocks, and finishes D.
+// Adds up the warps' sums of a block's results, then those of the cluster's blocks, and stores D.
 template <typename T>
 __device__ __forceinline__ void finish(const Params<T>& p, float* shared, int64_t tile, int split,
                                        int64_t batch, int64_t first, int vectors) {
@@ -78,7 +78,8 @@ __device__ __forceinline__ void finish(const Params<T>& p, float* shared, int64_
   cluster_sync();  // a block's sums must outlive the others' loads
 }
 
-// Blocks of a multiprocessor: the more, the more loads in flight, as long as registers do not spill.
+// Resident blocks of a multiprocessor: more blocks keep more loads in flight, as long as registers do not
+// spill.
 template <typename In, bool kAlongK, bool kAligned, int kVectors>
 constexpr int kResident = kAligned && (sizeof(In) == 2 ? !kAlongK : kVectors == 1) ? 3 : 2;
 

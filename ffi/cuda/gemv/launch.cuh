@@ -21,7 +21,8 @@ Status launch_kernel(const GemmProblem& p, const GemmBuffers& b, const Plan& pla
   using In = typename T::A;
   const Operand<In> op_a(b.a, p.a, p), op_b(b.b, p.b, p);
   const Matrix& vector = plan.swapped ? p.b : p.a;
-  // A vector is a column of op(B) or a row of op(A). Lines of one element are a single vector.
+  // A vector is a column of op(B) or a row of op(A). Lines of one element each, with a pitch of 1, form one
+  // contiguous vector.
   const bool contiguous = vector.transposed == plan.swapped || vector.ld == 1;
   constexpr int64_t kStep = WarpTile<In, kAlongK, kAligned, kVectors>::kStep;
   const int64_t vectors = std::min(p.m, p.n);
@@ -52,7 +53,7 @@ Status launch_kernel(const GemmProblem& p, const GemmBuffers& b, const Plan& pla
   config.gridDim = dim3(static_cast<unsigned>(plan.tiles * plan.splits),
                         static_cast<unsigned>(std::min<int64_t>(params.batch * params.groups, 65535)));
   config.blockDim = dim3(kThreads);
-  // The sums of every part, and in a cluster the block's own.
+  // A sum for each result and each warp along k, and in a cluster the block's own sums.
   config.dynamicSmemBytes = sizeof(float) * static_cast<size_t>((plan.warps_k + (plan.splits > 1)) *
                                                                 params.group * plan.tile_length);
   config.stream = stream;

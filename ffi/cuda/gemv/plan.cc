@@ -9,14 +9,14 @@
 namespace jaxgemm::cuda::gemv {
 namespace {
 
-// In microseconds, fitted to an H200: results must not depend on the real machine, since the plan fixes the
-// order of sums.
-constexpr double kBytes = 4.35e6;  // a microsecond, from device memory
+// The cost model, in microseconds, fitted to an H200. Every chip uses it: the plan fixes the order of sums,
+// and results must not depend on the chip.
+constexpr double kBytes = 4.35e6;  // bytes a microsecond from device memory
 constexpr double kFewest = 160;    // blocks that it takes to read at that rate
-constexpr double kStart = 2.4;     // launch, and the way of the first and last bytes
-constexpr double kPairs = 1.0;     // blocks in clusters of two wait for each other
-constexpr double kClusters = 2.0;  // and larger ones longer
-constexpr double kRound = 2.5;     // of blocks that have hardly a byte to read
+constexpr double kStart = 2.4;     // the launch, and the latency of the first and last bytes
+constexpr double kPairs = 1.0;     // blocks in clusters of two waiting for each other,
+constexpr double kClusters = 2.0;  // and in larger clusters
+constexpr double kRound = 2.5;     // a round of blocks that have hardly a byte to read
 constexpr double kRoundStart = 0.15;
 
 void cut(const GemmProblem& p, Plan& plan) {
@@ -25,7 +25,8 @@ void cut(const GemmProblem& p, Plan& plan) {
   plan.tiles = ceil_div(plan.length, plan.tile_length);
 }
 
-// Full rounds of all resident blocks, and a last one that must not be too small to keep the memory busy.
+// Full rounds of all resident blocks, and a last round, which counts as at least the blocks that keep memory
+// busy.
 double time_of(const GemmProblem& p, const Plan& plan) {
   const double resident = kModelSms * (plan.along_k ? 2 : 3);
   const int64_t groups = ceil_div(std::min(p.m, p.n), max_vectors(p.a.dtype));

@@ -15,11 +15,11 @@ constexpr int kWarps = 8;  // of a block
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMaxSplits = 8;  // the largest cluster that every device with clusters can launch
 
-// Vectors that are multiplied together: the columns of a tensor-core instruction, or for fp32 a loop. More of
-// them take as many passes over the matrix: right for any product, meant for one pass.
+// Vectors that are multiplied together: the columns of a tensor-core instruction, or for fp32 of a loop. More
+// vectors take more passes over the matrix.
 constexpr int max_vectors(DType operand) { return operand == DType::kF32 ? 4 : 8; }
-// Results of a warp, from the map of the lanes to the matrix: 8 groups of 4 lanes. Along k a group has two
-// lines, across k 16 bytes of each.
+// Results of a warp, whose 8 groups of 4 lanes load the matrix. For lines along k a group has two lines, for
+// lines across k it has 16 bytes of each line.
 constexpr int warp_length(bool along_k, int element_bytes) { return along_k ? 16 : 8 * 16 / element_bytes; }
 
 struct Plan {
@@ -34,9 +34,10 @@ struct Plan {
 };
 
 // The values of the row's options, in their order. Zero leaves the choice to the model.
-enum Option { kWarpsK, kSplits, kOptionCount };
+enum Option { kWarpsK, kSplits };
 
-// `clusters`: whether blocks can share K. `reason` says what is wrong with the problem, or is empty.
+// `clusters`: whether a cluster's blocks can share K. `reason` says what is wrong with the problem, or is
+// empty.
 Plan make_plan(const GemmProblem& problem, bool clusters, std::string* reason);
 
 }  // namespace jaxgemm::cuda::gemv

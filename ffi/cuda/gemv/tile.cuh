@@ -1,14 +1,13 @@
 // What one warp multiplies: the part of the matrix that its lanes load at 16 bytes each, times the vectors.
 //
 // Lane 4 g + t belongs to group g. For a matrix with lines along k, group g has lines g and g + 8, and its
-// lanes neighbouring 16-byte pieces of them. For lines across k, group g has the results g * kWide and on,
-// and lane t four neighbouring k. Either way 16-bit elements are, in the order in which they arrive,
-// fragments of a tensor-core instruction whose k is permuted: the sum does not mind, as long as the vectors
-// are permuted alike. It multiplies eight vectors in the time of one, without widening an element.
+// lanes have neighbouring 16-byte pieces of them. For lines across k, group g has the results g * kWide and
+// on, and lane t has four neighbouring k. 16-bit elements then form fragments of mma.sync, as loaded or after
+// a byte permutation. Their k is permuted, which leaves the sum as it is because the vectors are permuted
+// alike. The instruction multiplies eight vectors in the time of one, and no element is converted.
 #pragma once
 
 #include "../device/mma.cuh"
-#include "../device/types.cuh"
 #include "plan.h"
 #include "vectors.cuh"
 
@@ -22,8 +21,8 @@ struct Source {
   const In* vector;
   int64_t vector_stride, vector_k_stride;  // from one vector to the next, from one k to the next
   bool vector_wide;                        // each vector is made of aligned 16-byte pieces
-  int vectors;                             // that exist
-  int64_t k, k_end;                        // of all, and of this block's part
+  int vectors;                             // how many there are
+  int64_t k, k_end;                        // where k ends: for the matrix, and for this block's part
 
   template <int kCount, bool kCut>
   __device__ __forceinline__ Packed<In, kCount> load(int which, int64_t at) const {
@@ -45,10 +44,10 @@ template <typename In, bool kAlongK, bool kAligned, int kVectors>
 class WarpTile {
   static constexpr bool kTensor = sizeof(In) == 2;
   static constexpr int kW = kWide<In>;
-  static constexpr int kLoads = kAlongK ? 2 : 4;        // of the matrix by a lane in a step
-  static constexpr int kK = kAlongK ? kW : 4;           // neighbouring k of a lane
+  static constexpr int kLoads = kAlongK ? 2 : 4;        // loads of the matrix that a lane makes in a step
+  static constexpr int kK = kAlongK ? kW : 4;           // neighbouring values of k that a lane has
   static constexpr int kRows = kTensor ? 1 : kVectors;  // vectors that a lane loads
-  // Steps together: 8 loads in flight, or 4 where fp32's vectors take the registers.
+  // Steps that are loaded together: 8 loads in flight, or 4 where fp32's vectors take the registers.
   static constexpr int kBatch = (kTensor || kVectors + !kAligned <= 2 ? 8 : 4) / kLoads;
 
  public:
@@ -79,7 +78,7 @@ class WarpTile {
     for (; k < s_.k_end; k += kBatch * stride) batch<true>(k, stride);
   }
 
-  // This warp's sums, vector after vector, `pitch` apart.
+  // Writes this warp's sums, one vector after another, `pitch` apart.
   __device__ __forceinline__ void write(float* to, int pitch) {
     if constexpr (kTensor) {
       // Columns 2 t and 2 t + 1 of an instruction's result are vectors.
@@ -99,7 +98,7 @@ class WarpTile {
         }
       }
     } else {
-      // The four lanes of a group have parts of the same results.
+      // The four lanes of a group hold parts of the same results.
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
@@ -130,7 +129,7 @@ class WarpTile {
           x[i][j] = inside && (kAlongK || column_ < s_.length) ? load_once(p) : make_uint4(0, 0, 0, 0);
         } else {
           x[i][j] = next[i][j] = make_uint4(0, 0, 0, 0);
-          // Along k the neighbour's piece may be inside when this lane's is not.
+          // Along k a lane behind k_end loads as well: the lane before it may need these bytes.
           if (kAlongK || inside) x[i][j] = load_around(p, end);
           if (last() && (kAlongK || inside)) next[i][j] = load_around(p + kW, end);
         }
@@ -158,14 +157,14 @@ class WarpTile {
     }
   }
 
-  // Where this lane's 16 bytes of line j of a step are, whether or not they exist.
+  // The address of this lane's 16 bytes of line j of a step, whether or not they exist.
   __device__ __forceinline__ const In* address(int64_t at, int j) const {
     if constexpr (kAlongK)
       return line_[j] + at;
     else
       return s_.matrix + (at + j) * s_.ld + column_;
   }
-  // Whether no other lane has the 16 bytes that follow this lane's.
+  // Whether no other lane loads the 16 bytes that follow this lane's.
   __device__ __forceinline__ bool last() const { return kAlongK ? t_ == 3 : g_ == 7; }
 
   static __device__ __forceinline__ uint32_t word(const uint4& v, int i) {
@@ -181,7 +180,8 @@ class WarpTile {
         mma_16x8x16<In>(acc_[half], a, y[0].w[2 * half], y[0].w[2 * half + 1]);
       }
     } else if constexpr (kTensor) {
-      // Word f of a line has results 2 f and 2 f + 1; a fragment wants neighbouring k of one of them.
+      // Word f of a line holds results 2 f and 2 f + 1 for one k; a fragment's register holds two
+      // neighbouring k of one result.
 #pragma unroll
       for (int f = 0; f < 4; ++f) {
         const uint32_t a[4] = {__byte_perm(word(x[0], f), word(x[1], f), 0x5410),

@@ -14,7 +14,7 @@ namespace jaxgemm::cuda::gemv {
 template <typename T>
 constexpr int kWide = 16 / sizeof(T);
 
-// The matrix is read once: keep it out of L1, which serves the vectors.
+// Loads of the matrix, which is read once, bypass L1, which serves the vectors.
 __device__ __forceinline__ uint4 load_once(const void* p) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -23,16 +23,16 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
   return v;
 }
 
-// The aligned vector that p lies in, or zero if it begins behind the line: no aligned vector that holds a
-// byte of the line reaches into memory that is not there.
+// The aligned vector that p lies in, or zero if that vector begins behind the line. An aligned vector that
+// holds a byte of the line does not reach into memory that is not mapped.
 __device__ __forceinline__ uint4 load_around(const void* p, const void* line_end) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(p) / 16 * 16;
   return at < reinterpret_cast<uintptr_t>(line_end) ? load_once(reinterpret_cast<const void*>(at))
                                                     : make_uint4(0, 0, 0, 0);
 }
 
-// The 16 bytes `shift` behind the start of x, if those that follow x's are in lane + kStep; `last` lanes,
-// which have no such neighbour, bring them along as `next`.
+// The 16 bytes that begin `shift` bytes into x. Lane + kStep has the 16 bytes that follow x's; `last` lanes,
+// which have no such neighbour, pass them as `next`.
 template <int kStep>
 __device__ __forceinline__ uint4 realign(uint4 x, uint4 next, bool last, uint32_t shift) {
   uint4 hi;
@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ uint32_t bits(__half x) { return __half_as_ushort(x); }
 __device__ __forceinline__ uint32_t bits(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
 
-// kCount neighbouring k of a vector, packed; zero from `left` on.
+// kCount neighbouring values of k of a vector, packed; zero from `left` on.
 template <typename T, int kCount>
 struct Packed {
   static constexpr int kWords = kCount * static_cast<int>(sizeof(T)) / 4;

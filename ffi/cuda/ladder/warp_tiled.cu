@@ -9,8 +9,6 @@
 // buffer of shared memory, and the next k from shared memory into a second pair of fragments. The two buffers
 // are two instances of the loop's body, as addresses known to the compiler cost no instructions; with only 8
 // steps of k between two barriers there is little work to hide any behind.
-#include <type_traits>
-
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -55,7 +53,6 @@ __global__ void __launch_bounds__(kThreads, 2) warp_tiled(const __grid_constant_
       read4(&b_row[k % 2][0], &b_tile[stage][k][col]);
       read4(&b_row[k % 2][4], &b_tile[stage][k][col + kPieceN]);
     };
-
     int64_t k_left = p.k;
     if (k_left > 0) {
       fetch(k_left);
@@ -63,8 +60,7 @@ __global__ void __launch_bounds__(kThreads, 2) warp_tiled(const __grid_constant_
     }
     __syncthreads();
     read_fragments(0, 0);
-    const auto multiply_tile = [&](auto stage_constant) {
-      constexpr int kStage = decltype(stage_constant)::value;
+    const auto multiply_tile = [&]<int kStage>() {
       if (k_left > kBlockK) fetch(k_left - kBlockK);
 #pragma unroll
       for (int k = 0; k < kBlockK - 1; ++k) {
@@ -79,9 +75,9 @@ __global__ void __launch_bounds__(kThreads, 2) warp_tiled(const __grid_constant_
       k_left -= kBlockK;
     };
     while (k_left > 0) {
-      multiply_tile(std::integral_constant<int, 0>{});
+      multiply_tile.template operator()<0>();
       if (k_left <= 0) break;
-      multiply_tile(std::integral_constant<int, 1>{});
+      multiply_tile.template operator()<1>();
     }
     store_results<4>(
         p, batch, acc, [&](int i) { return block_row + row + i / 4 * kPieceM + i % 4; },

@@ -12,7 +12,6 @@
 #pragma once
 
 #include "../device/cp_async.cuh"
-#include "../device/operands.cuh"
 #include "../device/ptx.cuh"
 #include "../device/types.cuh"
 

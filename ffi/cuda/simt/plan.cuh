@@ -3,7 +3,6 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <vector>
 
 #include "../../kernel.h"

@@ -1,7 +1,7 @@
 // Copies of one operand's tiles from global to shared memory, one tile of kK along k after another.
 //
-// What lies outside of the matrix is zero and not read: in k because every result sums over it, in x because
-// a tile of 64 or 128 rows over 16 of them should not cost four or eight times the traffic.
+// Elements outside of the matrix become zero and are not read: along k because every result sums over them,
+// along x because a tile of 64 or 128 rows over 16 of them should not cost four or eight times the traffic.
 #pragma once
 
 #include "../device/cp_async.cuh"
@@ -12,13 +12,14 @@ namespace jaxgemm::cuda::sm80 {
 // One operand, op(A) or the transpose of op(B): x times k.
 struct Side {
   const char* data;
-  int64_t pitch;            // bytes from row to row of what lies contiguous
+  int64_t pitch;            // bytes from one line of contiguous elements to the next
   int64_t batch_stride[2];  // bytes
   int64_t extent;           // of x
   bool async;               // narrow copies only: every pair of elements is 4-byte aligned and within a row
 };
 
-// kThreads threads, each at one 16-byte chunk of a row, pass over the tile's rows.
+// Copies of 16-byte chunks. Each of kThreads threads keeps to one chunk of a row, and they pass over the
+// tile's rows together.
 template <Major kMajor, int kX, int kK, int kThreads>
 class WideCopy {
   static constexpr int kChunks = SharedTile<kMajor, kX, kK>::kChunks;
@@ -45,7 +46,7 @@ class WideCopy {
     }
   }
 
-  // The next tile, of which `valid` of k exist.
+  // Starts to copy the next tile, in which `valid` values of k exist.
   __device__ __forceinline__ void begin(uint32_t tile, int valid) {
     const char* from = from_;
     if constexpr (kMajor == Major::kK) {
@@ -69,8 +70,8 @@ class WideCopy {
   __device__ __forceinline__ void finish(uint32_t) {}
 
  private:
-  // Passes of eight rows leave the XOR as it is; shorter ones change bits of it that are 0 in this thread's
-  // first row.
+  // The swizzle repeats every eight rows, so passes of eight rows leave the XOR as it is. Shorter passes
+  // change bits of it that are 0 in this thread's first row.
   __device__ __forceinline__ uint32_t to(int pass) const {
     return (to_ ^ (pass * kPassRows % 8) << 4) + pass * kPassRows * kChunks * 16;
   }
@@ -81,8 +82,8 @@ class WideCopy {
   int k_, passes_;
 };
 
-// For any pitch and base: threads move pairs of elements, by 4-byte copies where these are aligned and
-// otherwise through registers, as no asynchronous copy moves 2 bytes.
+// Copies of operands with any pitch and base. Threads move pairs of elements: by 4-byte copies where pairs
+// are aligned, otherwise through registers, as no asynchronous copy moves 2 bytes.
 template <Major kMajor, int kX, int kK, int kThreads>
 class NarrowCopy {
   static constexpr int kChunks = SharedTile<kMajor, kX, kK>::kChunks;
@@ -127,7 +128,7 @@ class NarrowCopy {
     from_ += kMajor == Major::kK ? int64_t(kK * 2) : kK * pitch_;
   }
 
-  // Before the barrier that publishes the tile.
+  // Stores the pairs that begin left in registers, before the barrier that publishes the tile.
   __device__ __forceinline__ void finish(uint32_t tile) {
     if (async_) return;
 #pragma unroll

@@ -18,7 +18,7 @@ struct Engine {
   static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n;
   static constexpr int kStages = kTile.stages, kThreads = kTile.threads();
   static constexpr int kWarpsN = kN / kWarpN;
-  static constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;  // of one mma
+  static constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;  // mma.sync tiles of a warp tile
 
   template <Major kMajor, int kX>
   using Copy =
@@ -36,9 +36,9 @@ struct Engine {
   using Accumulators = float[kBlocksM][kBlocksN][4];
 };
 
-// How results are stored. With nothing but alpha to apply and aligned rows there are two short ways: 16-bit
-// results are rounded in registers and leave as 16-byte vectors, fp32 ones need no rearranging to fill whole
-// sectors.
+// How results are stored. Products with nothing but alpha to apply and aligned rows have two short ways:
+// kPacked rounds 16-bit results in registers and stores 16-byte vectors; kDirect stores fp32 results as the
+// accumulators lie, which fills whole sectors.
 enum class Store : uint8_t { kGeneral, kPacked, kDirect };
 
 // Where finished values go: D, or the partial result of a unit.
@@ -58,14 +58,14 @@ struct Params {
   Side a, b;
   TileOrder order;
   Output out;
-  float* partial;  // of split tiles, a dense tile for each unit
+  float* partial;  // partial results: a dense tile for each unit of a split tile
   int64_t units;   // whole tiles, then splits x split tiles
   int64_t whole;
   int64_t split_tiles;
   int64_t batch_inner;
   int k_tiles;
   int splits;
-  int tail;  // of k in the last tile
+  int tail;  // values of k in the last tile along k
 };
 
 }  // namespace jaxgemm::cuda::sm80

@@ -1,9 +1,9 @@
 // From accumulators to D, each warp through its own small buffer in shared memory.
 //
 // The general way stages 8 rows of fp32 at a time. A lane then owns four columns and passes over the rows, so
-// that the code for C, bias, activation and conversion exists once for every type and alignment; the steps
-// work in place, a lane on its own values only. That takes some 16 instructions a result, which products with
-// short K would feel: the plain epilogue of aligned rows has short ways of its own.
+// that the code for C, bias, activation and conversion exists once for every type and alignment; each of
+// these steps works in place, a lane on its own values only. The instructions for this would show at a short
+// K: the plain epilogue of aligned rows has short ways of its own.
 #pragma once
 
 #include "../device/epilogue.cuh"
@@ -19,7 +19,7 @@ struct alignas(4 * sizeof(T)) Four {
 
 template <typename E>
 class EpilogueWarp {
-  static constexpr int kRows = 8;  // of an mma's accumulators that a register of every lane makes up
+  static constexpr int kRows = 8;  // rows of an mma.sync tile that one accumulator register holds over a warp
   static constexpr int kPitch = E::kWarpN + 8;
   static constexpr int kLanes = E::kWarpN / 4;  // along a row
   static constexpr int kPassRows = 32 / kLanes;
@@ -28,7 +28,8 @@ class EpilogueWarp {
   using In = typename E::In;
 
  public:
-  // Row and column of D where this warp's tile starts; element (row, col) lies at base + row * pitch + col.
+  // `row` and `col` are where this warp's tile starts in D; element (row, col) lies at base + row * pitch +
+  // col.
   __device__ __forceinline__ EpilogueWarp(const Output& out, float* buffer, int64_t base, int64_t row,
                                           int64_t col)
       : out_(out),
@@ -134,8 +135,8 @@ class EpilogueWarp {
     }
   }
 
-  // Aligned: four neighbouring columns a lane. Otherwise columns kLanes apart, so that each store of a warp
-  // still covers neighbours.
+  // The columns that a lane owns: four neighbours if rows are aligned, else columns kLanes apart, so that
+  // each store of a warp still covers neighbours.
   __device__ __forceinline__ int column(int v) const {
     return out_.vec ? lane_ % kLanes * 4 + v : lane_ % kLanes + v * kLanes;
   }

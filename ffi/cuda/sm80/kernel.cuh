@@ -2,9 +2,9 @@
 //
 //   global --cp.async--> shared (swizzled) --ldmatrix--> fragments --mma.sync--> accumulators --shared--> D
 //
-// It uses nothing that Ampere lacks, so its PTX serves every later chip that has no engine of its own. Blocks
-// stay and take one unit of work after another: the next unit's first copies are under way while results are
-// stored.
+// The kernel uses nothing that Ampere lacks, so its PTX serves every later chip that has no engine of its
+// own. It is persistent: a block takes one unit of work after another, and the next unit's first copies are
+// in flight while the results of the one before are stored.
 #pragma once
 
 #include "epilogue.cuh"
@@ -12,10 +12,10 @@
 
 namespace jaxgemm::cuda::sm80 {
 
-// A tile of D, all of K or one split of it.
+// A unit of work: a tile of D, over all of K or one split of it.
 struct Unit {
   TileIndex tile{};
-  int64_t slab = -1;  // among the partial results; none for a whole tile
+  int64_t slab = -1;  // index of its partial result; -1 for a whole tile
   int64_t k_begin = 0, k_end = 0;
 
   Unit() = default;

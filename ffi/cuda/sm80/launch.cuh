@@ -34,7 +34,7 @@ Status launch_wide(const Params& params, const Launch& launch, std::integer_sequ
 template <typename In, Major kMajorA, Major kMajorB>
 Status launch_tiles(const Params& params, const Launch& launch) {
   Status status;
-  // Which of the two is needed depends on the operands' addresses, which are not known when preparing.
+  // The operands' addresses decide between wide and narrow copies; they are not known when preparing.
   if (launch.prepare || launch.wide) {
     status = launch_wide<In, kMajorA, kMajorB>(params, launch, std::make_integer_sequence<int, kTileCount>{});
   }

@@ -2,16 +2,14 @@
 // compile side by side.
 #pragma once
 
-#include <type_traits>
-
 #include "engine.cuh"
 
 namespace jaxgemm::cuda::sm80 {
 
 struct Launch {
-  bool prepare = false;  // make the kernels of this type and majors known to the device instead
+  bool prepare = false;  // set the attributes of all kernels of this type and majors instead
   bool wide = true;
-  int tile = 0;  // of kTiles, if wide
+  int tile = 0;  // index into kTiles, if wide
   unsigned blocks = 0;
   CUstream_st* stream = nullptr;
 };

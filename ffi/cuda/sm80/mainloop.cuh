@@ -1,7 +1,7 @@
 // The loop over k: copies run kStages - 1 tiles ahead, fragments one step of 16 ahead of the products.
 //
-// One barrier for each tile, placed before the last step's products: it frees the stage just read and
-// publishes the next, whose first fragments load while the tensor cores still work on registers.
+// There is one barrier for each tile, before the last step's products: it frees the stage that was just read
+// and publishes the next one, whose first fragments load while the tensor cores still work on registers.
 #pragma once
 
 #include "engine.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void multiply(typename E::Accumulators& acc,
   for (int i = 0; i < E::kBlocksM; ++i) {
 #pragma unroll
     for (int jj = 0; jj < E::kBlocksN; ++jj) {
-      // Back and forth, so that neighbouring instructions share an operand.
+      // Back and forth along n, so that neighbouring instructions share an operand.
       const int j = i % 2 ? E::kBlocksN - 1 - jj : jj;
       mma_16x8x16<typename E::In>(acc[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
@@ -45,7 +45,7 @@ class Loop {
                                   int tail)
       : copy_a_(copy_a), copy_b_(copy_b), tiles_(tiles), to_copy_(tiles), tail_(tail) {}
 
-  // Starts the first copies, into all stages but the last. Nobody may be reading those.
+  // Starts the first copies, into all stages but the last. No thread may be reading those.
   __device__ __forceinline__ void fill(uint32_t stages) {
 #pragma unroll
     for (int s = 0; s < E::kStages - 1; ++s) {
@@ -54,8 +54,8 @@ class Loop {
     }
   }
 
-  // Adds the unit's products to acc. Before its first barrier the last stage may be in other use; afterwards
-  // nobody reads any stage.
+  // Adds the unit's products to acc. Until its first barrier the epilogue may still use the last stage; after
+  // its last one no thread reads any stage.
   __device__ __forceinline__ void run(typename E::Accumulators& acc, uint32_t stages) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const typename E::ReaderA reader_a(warp / E::kWarpsN * E::kWarpM);
@@ -91,7 +91,7 @@ class Loop {
 
  private:
   __device__ __forceinline__ void begin(uint32_t stage) {
-    // Tiles beyond the end are filled with zeros that nobody uses: cheaper than a branch.
+    // Tiles beyond the end are filled with zeros that are not multiplied: cheaper than a branch.
     const int valid = to_copy_ > 1 ? E::kK : to_copy_ == 1 ? tail_ : 0;
     --to_copy_;
     copy_a_.begin(stage, valid);

@@ -1,10 +1,10 @@
 // The cost model: what a plan should take, in microseconds, from counts alone.
 //
-// The machine runs rounds of tiles, as many together as its registers and shared memory hold. A tile's step
-// along k takes the larger of two times: the tensor cores' for all the tiles that share a multiprocessor, and
-// the latency of copies over the stages that hide it. Each round adds what does not overlap: the pipeline's
-// filling, the stores. Beside that stands the time that memory needs for all operands and results. Split
-// tiles add their partial results' traffic and a second launch.
+// Tiles run in rounds, as many at a time as registers and shared memory hold. A tile's step along k takes the
+// larger of two times: that of the tensor cores for all tiles that share the multiprocessor, and the latency
+// of copies over the stages that hide it. Each round adds what does not overlap: filling the pipeline, and
+// storing. If memory needs longer for all operands and results, its time counts instead. Split tiles add the
+// traffic of their partial results and a second launch.
 #include <algorithm>
 #include <cmath>
 
@@ -13,11 +13,11 @@
 namespace jaxgemm::cuda::sm80 {
 namespace {
 
-// Measured on one chip; ratios matter, not values.
+// Measured on one chip. Plans are compared with one another, so their ratios matter, not the values.
 struct Speed {
   double step;     // microseconds that one step along k of one tile occupies a multiprocessor
   double latency;  // of a step with the multiprocessor to itself
-  double round;    // of filling and storing
+  double round;    // microseconds of filling the pipeline and storing, once a round
   int resident;    // tiles that share a multiprocessor
 };
 constexpr Speed kSpeed[kTileCount] = {
@@ -27,9 +27,9 @@ constexpr Speed kSpeed[kTileCount] = {
 constexpr Speed kNarrowSpeed = {0.5, 1.2, 3.0, 2};
 
 constexpr double kDram = 4.0e6;     // bytes a microsecond
-constexpr double kLaunch = 1.6;     // the smallest kernel
-constexpr double kGeneral = 3.0;    // what a round's stores take longer without a short way
-constexpr double kReduce = 2.0;     // the second launch of a split
+constexpr double kLaunch = 1.6;     // microseconds of the smallest kernel
+constexpr double kGeneral = 3.0;    // microseconds that the general epilogue adds to a round's stores
+constexpr double kReduce = 2.0;     // microseconds of the second launch of a split
 constexpr double kPartial = 3.0e6;  // bytes a microsecond of partial results, written and read
 
 const Speed& speed_of(const Plan& plan) { return plan.wide ? kSpeed[plan.tile] : kNarrowSpeed; }
@@ -47,8 +47,8 @@ double modelled_time(const GemmProblem& p, const Plan& plan) {
   const bool plain = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
   const double stores = speed.round + (plain && p.n % (p.d == DType::kF32 ? 4 : 8) == 0 ? 0 : kGeneral);
 
-  // Units of equal length, full rounds and then a last one that shares each multiprocessor among what is
-  // left.
+  // Units of equal length: full rounds, and a last round in which each multiprocessor has its share of what
+  // is left.
   const auto busy = [&](double units, double unit_steps) {
     const auto round = [&](double share) {
       return unit_steps * std::max(speed.latency, share * speed.step) + stores;
@@ -64,7 +64,8 @@ double modelled_time(const GemmProblem& p, const Plan& plan) {
   const double out = m * n * batch * (p.d == DType::kF32 ? 4 : 2);
   const double memory = (2 * batch * (m * k + k * n) + out) / kDram;
   const double units = tiles - split_tiles + split_units;
-  const double reach = std::min(1.0, 0.3 + 0.7 * units / kModelSms);  // of memory by too few multiprocessors
+  const double reach =
+      std::min(1.0, 0.3 + 0.7 * units / kModelSms);  // the part of memory's bandwidth that few units reach
   double time = kLaunch + std::max(compute, memory / reach + stores);
   if (plan.splits > 1) {
     const double written = split_units * std::min<double>(t.m, m) * std::min<double>(t.n, n) * 4;

@@ -1,7 +1,5 @@
-// In which order tiles are visited.
-//
-// Tiles come in groups of `group` tile rows, down each column of the group: blocks that run together then
-// share rows and columns of operands in the L2.
+// The order in which tiles are visited: in groups of `group` tile rows, down each column of the group. Blocks
+// that run together then share rows and columns of operands in the L2.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +17,7 @@ struct TileOrder {
   __device__ __forceinline__ TileIndex operator()(int64_t tile) const {
     TileIndex index{0, 0, 0};
     const int64_t product = tiles_m * tiles_n;
-    if (tile >= product) {  // spares the plain product a division
+    if (tile >= product) {  // no division where there is no batch
       index.batch = tile / product;
       tile -= index.batch * product;
     }

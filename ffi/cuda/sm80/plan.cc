@@ -1,8 +1,8 @@
-// The choice: every tile shape, whole or split along K, with operands as they are or repacked, by modelled
-// time.
+// Chooses by modelled time among all tile shapes, whole or split along K, with operands as they are or
+// repacked.
 //
-// Two kinds of split are considered. Few tiles are all split, so that they fill the machine. Of many, those
-// that would run in an incomplete last round are split until that round is full.
+// Two kinds of split are considered. Where there are few tiles, all are split, so that they fill the machine.
+// Where there are many, the tiles of an incomplete last round are split until that round is full.
 #include "plan.h"
 
 #include <algorithm>
@@ -14,14 +14,11 @@ namespace jaxgemm::cuda::sm80 {
 namespace {
 
 constexpr int64_t kMaxSplits = 128;
-constexpr int64_t kMinSplitTiles = 4;  // tiles along k under which a split only fills and drains its pipeline
+constexpr int64_t kMinSplitTiles =
+    4;  // tiles along k of a split; fewer would only fill and drain its pipeline
 constexpr double kRepackLaunch = 2.0;
 constexpr double kRepackLine = 8e-4;   // microseconds for the ends of a row
 constexpr double kRepackRate = 3.5e6;  // bytes a microsecond, read and written
-
-int64_t option(const GemmProblem& p, Option which) {
-  return which < static_cast<int>(p.config.size()) ? p.config[which] : 0;
-}
 
 size_t take(size_t* total, int64_t bytes) {
   const size_t offset = *total;
@@ -90,12 +87,12 @@ Plan make_plan(const GemmProblem& p) {
     plan.wide = wide;
     before = aligned || !wide ? 0 : kRepackLaunch + repack_time(plan.a, p) + repack_time(plan.b, p);
     for (plan.tile = 0; plan.tile < kTileCount; ++plan.tile) {
-      if (option(p, kTile) && option(p, kTile) != plan.tile + 1) continue;
+      if (fixed(p, kTile) && fixed(p, kTile) != plan.tile + 1) continue;
       const TileConfig& t = plan.tile_config();
       const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.k, t.k));
       const int64_t tiles = tile_count(p, t), slots = modelled_slots(plan);
-      if (option(p, kSplitK)) {
-        consider(std::min(option(p, kSplitK), k_tiles), tiles);
+      if (fixed(p, kSplitK)) {
+        consider(std::min(fixed(p, kSplitK), k_tiles), tiles);
         continue;
       }
       consider(1, 0);

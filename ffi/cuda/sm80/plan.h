@@ -12,9 +12,8 @@ namespace jaxgemm::cuda::sm80 {
 struct PlannedOperand {
   int64_t inner = 0, outer = 0, ld = 0;
   int64_t batch_stride[2] = {0, 0};
-  int width = 1;  // elements (8, 2 or 1) of the widest access that every row, as given, is aligned to
-  bool repack =
-      false;  // rows are copied to ones that 16-byte copies can address; ld and strides are the copy's
+  int width = 1;        // elements (8, 2 or 1) of the widest access that every row, as given, is aligned to
+  bool repack = false;  // into rows that 16-byte copies can address; ld and batch_stride are the copy's
   size_t workspace_offset = 0;  // of the copy
 };
 
@@ -32,13 +31,13 @@ struct Plan {
   const TileConfig& tile_config() const { return wide ? kTiles[tile] : kNarrowTile; }
 };
 
-// Bases are assumed to be aligned to 16 bytes. If a launch finds another, it takes narrow copies and splits
-// nothing.
+// Operands are assumed to begin at multiples of 16 bytes. A launch whose operands do not takes narrow copies
+// and splits nothing.
 Plan make_plan(const GemmProblem& problem);
 
 // Modelled microseconds of the product alone.
 double modelled_time(const GemmProblem& problem, const Plan& plan);
-// Blocks of a shape that the model's machine runs together.
+// Blocks of the plan's tile that run at a time on the model's machine.
 int64_t modelled_slots(const Plan& plan);
 
 int64_t tile_count(const GemmProblem& problem, const TileConfig& tile);

@@ -1,6 +1,7 @@
-// A block owns a stretch of one tile, in groups of 4 columns. Its threads form a table of slices x groups:
-// each slice of threads adds a stretch of consecutive splits, then the slices are added in order, so that the
-// order of additions depends on the number of splits alone. With few splits there is one slice.
+// Adds up the partial results of split tiles. A block owns a stretch of one tile, in groups of 4 columns. Its
+// threads form a table of slices x groups: each slice adds up consecutive splits, then the slices are added
+// in order, so that the order of additions depends on the number of splits alone. With few splits there is
+// one slice.
 #include "../device/epilogue.cuh"
 #include "reduce.cuh"
 
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ Parti
   const int64_t split_stride = p.tiles * table.tile_m * table.tile_n;
   const int each = (p.splits + table.slices - 1) / table.slices;
   const int begin = slice * each, end = min(begin + each, p.splits);
-  // A grid ends at 2^31 - 1 blocks; D need not.
+  // D may have more stretches than the 2^31 - 1 blocks of a grid.
 #pragma unroll 1
   for (int64_t i = blockIdx.x; i < table.blocks; i += gridDim.x) {
     const int64_t tile = i / table.stretches;

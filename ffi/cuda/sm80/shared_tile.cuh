@@ -11,7 +11,8 @@
 
 namespace jaxgemm::cuda::sm80 {
 
-// Byte offset of a chunk. Rows shorter than a 128-byte line of banks share one, and the XOR counts lines.
+// Byte offset of a chunk. Rows shorter than the 128 bytes of all banks share such a line, and the XOR takes
+// the line's number.
 template <int kChunks>
 __device__ __forceinline__ constexpr uint32_t swizzled(int row, int chunk) {
   constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1;

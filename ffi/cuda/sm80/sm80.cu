@@ -14,7 +14,7 @@ namespace jaxgemm::cuda {
 namespace sm80 {
 namespace {
 
-// With a base of any alignment. Copies of single elements need no more than the type's.
+// The operand's widest access, in elements, given where it begins. One element is always aligned.
 int base_width(const PlannedOperand& x, const void* data) {
   if (x.width == 8 && !aligned(data, 16)) return aligned(data, 4) ? 2 : 1;
   return x.width == 2 && !aligned(data, 4) ? 1 : x.width;

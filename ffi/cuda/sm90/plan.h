@@ -3,8 +3,6 @@
 // agree.
 #pragma once
 
-#include <string>
-
 #include "../device/major.h"
 #include "configs.h"
 

@@ -1,11 +1,11 @@
 // coalesced: one thread computes one element of D; a warp takes 32 neighbours of a row. Block 32 x 32.
 //
 // For each k a warp then needs one element of A, which is broadcast, and 32 consecutive ones of B, which are
-// one 128-byte line; it writes D in whole lines too. The reads are as many as in `naive`, in fewer pieces.
+// one 128-byte line; it writes D in whole lines too. It reads as many elements as `naive`, in fewer pieces.
 //
-// Neighbouring blocks lie below one another: all that run at a time then read the same few columns of B, so
-// that each new line, one for every k, comes from the L2 cache, while a line of A lasts for 32 steps. Reads
-// of 16 steps of k are in flight together.
+// Neighbouring blocks lie below one another: all blocks that run at a time then read the same few columns of
+// B, so that each line of B, a new one for every k, comes from the L2 cache, while a line of A lasts for 32
+// steps of k. The reads of 16 steps are in flight together.
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -1,8 +1,8 @@
 // coarse_1d: each thread computes 8 elements of one column of D. Tiles 64 x 64 x 8, 512 threads, 4 KB of
 // shared memory in f32.
 //
-// The element of B is read from shared memory once for 8 products, so shared memory is asked for 9 values per
-// 8 products instead of 16. The 8 values of A are the same for the whole warp: a broadcast.
+// An element of B is read from shared memory once for 8 products, so that 8 products take 9 values from
+// shared memory instead of 16. The 8 values of A are the same for the whole warp: a broadcast.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -31,11 +31,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename T::Acc) == 8 ? 1 : 2
     for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b.put(&b_tile[0][0]);
       __syncthreads();
-#pragma unroll 4  // all 8 would spill
+#pragma unroll 4  // unrolling all 8 would spill
       for (int k = 0; k < kBlockK; ++k) {
         const Acc b_value = b_tile[k][col];
 #pragma unroll

@@ -2,9 +2,9 @@
 // element at a time.
 //
 // 16 values from shared memory feed 64 products. The tiles hold more elements than the block has threads, so
-// the row of threads is laid over each tile in several rounds: 8 for A (16 threads a row) and 8 for B (128 a
-// row). A thread's 8 rows and 8 columns lie 16 apart, so that at each k the threads of a warp read
-// neighbouring elements of B, each bank once.
+// each tile is loaded in 8 rounds, with 16 threads along a row of A and 128 along a row of B. A thread's 8
+// rows and 8 columns lie 16 apart, so that at each k the threads of a warp read neighbouring elements of B,
+// without bank conflicts.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 2) coarse_2d(const __grid_constant__
     for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b.put(&b_tile[0][0]);
       __syncthreads();

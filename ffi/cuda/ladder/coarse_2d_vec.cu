@@ -1,8 +1,8 @@
 // coarse_2d_vec: `coarse_2d` with four elements an access, from global memory and from shared memory.
 //
-// Eight rounds of loads become two. For A's column to be four neighbours as well, the tile of A is transposed
-// on its way into shared memory. A thread's 8 x 8 results are one solid square, as that is what two wide
-// reads deliver; the price is that neighbouring threads read 8 apart and share banks.
+// Eight rounds of loads become two. The tile of A is transposed on its way into shared memory, so that
+// elements of A's column are neighbours as well. A thread's 8 x 8 results are one solid square, as that is
+// what two wide reads deliver; the price is bank conflicts, since neighbouring threads read 8 apart.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(kThreads, 2) coarse_2d_vec(const __grid_consta
     for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b.put(&b_tile[0][0]);
       __syncthreads();
-#pragma unroll 8  // all 16 would spill
+#pragma unroll 8  // unrolling all 16 would spill
       for (int k = 0; k < kBlockK; ++k) {
         Acc a_column[kThreadM], b_row[kThreadN];
         read4(&a_column[0], &a_tile[k][row]);

@@ -1,8 +1,8 @@
 // fragment_pipeline: `vec4_shared_at` with two fragments of A and of B in registers. Tiles 128 x 128 x 16,
 // 256 threads, two by two pieces of 4 x 4 a thread.
 //
-// The fragment of k + 1 is read from shared memory before the products of k are computed, so that those 64
-// products pass while it is on its way. The price is 16 registers.
+// The fragments of k + 1 are read from shared memory before the products of k are computed, so that those 64
+// products hide the latency of the read. The price is 16 registers.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -39,12 +39,12 @@ __global__ void __launch_bounds__(kThreads, 2) fragment_pipeline(const __grid_co
     for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b.put(&b_tile[0][0]);
       __syncthreads();
       read_fragments(0);
-#pragma unroll 8  // all 16 would spill
+#pragma unroll 8  // unrolling all 16 would spill
       for (int k = 0; k < kBlockK; ++k) {
         if (k + 1 < kBlockK) read_fragments(k + 1);
         add_outer_product(acc, a_column[k % 2], b_row[k % 2]);

@@ -27,14 +27,14 @@ Status launch_coarse_1d(const GemmProblem&, const GemmBuffers&, const Executor&)
 Status launch_register_blocked(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status launch_coarse_2d(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status launch_coarse_2d_vec(const GemmProblem&, const GemmBuffers&, const Executor&);
-// The way of float4: without shared memory, with it, transposed into it, and pipelined.
+// Four-element accesses: without shared memory, with it, with A transposed into it, and pipelined.
 Status launch_vec4_global(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status launch_vec4_shared(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status launch_vec4_shared_at(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status launch_fragment_pipeline(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status launch_shared_pipeline(const GemmProblem&, const GemmBuffers&, const Executor&);
 Status launch_warp_tiled(const GemmProblem&, const GemmBuffers&, const Executor&);
-// C in shared memory instead of A and B.
+// D's tile in shared memory instead of those of A and B.
 Status launch_outer_product(const GemmProblem&, const GemmBuffers&, const Executor&);
 // Tensor cores through WMMA.
 Status launch_wmma_tf32(const GemmProblem&, const GemmBuffers&, const Executor&);

@@ -16,7 +16,8 @@
 namespace jaxgemm::cuda {
 namespace {
 
-constexpr int kBlock = 128, kBlockK = 32, kWarp = 64;  // of m and of n; of k; of m and of n
+constexpr int kBlock = 128, kBlockK = 32,
+              kWarp = 64;  // block tile along m and n, and along k; warp tile along m and n
 constexpr int kTileBytes = kBlock * kBlockK * 2, kStageBytes = 2 * kTileBytes, kThreads = 128;
 
 // One operand's tile in shared memory: lines along k or across it, as they lie in global memory, cut into
@@ -36,7 +37,7 @@ struct SharedTile {
 template <typename In, bool kAlongK>
 struct Copy {
   using Tile = SharedTile<kAlongK>;
-  static constexpr int kLines = kThreads / Tile::kChunks;  // a round
+  static constexpr int kLines = kThreads / Tile::kChunks;  // that the block copies in a round
   static constexpr int kRounds = kBlock * kBlockK / 8 / kThreads;
 
   __device__ __forceinline__ Copy(const TileOperand<In>& x, int64_t batch, int64_t first, int64_t extent)
@@ -47,7 +48,8 @@ struct Copy {
     aligned_ = (reinterpret_cast<uintptr_t>(x.data) | static_cast<uintptr_t>(strides) * 2) % 16 == 0;
   }
 
-  // Begins to copy the next tile; `k_left` elements of k are still to come. What lies outside is zero.
+  // Begins to copy the next tile; `k_left` elements of k are still to come. Elements outside of the operand
+  // become zero.
   __device__ __forceinline__ void start(uint32_t tile, int64_t k_left) {
     const int depth = k_left < kBlockK ? static_cast<int>(k_left) : kBlockK;
     const int lines = kAlongK ? extent_ : depth, length = kAlongK ? depth : extent_;
@@ -90,8 +92,8 @@ struct Fragments {
                      : Tile::offset(k_half + lane % 8, (x + x_half) / 8);
   }
 
-  // 16 lines further on the XOR is the same. Two chunks further on a bit changes that is 0 in the first place
-  // without the XOR, so it can be flipped after it.
+  // 16 lines further on the XOR is the same. Two chunks further on, a bit changes that is 0 in the offset
+  // without the XOR, so it can be flipped after the XOR.
   __device__ __forceinline__ void read(uint32_t (&to)[kWarp / 16][4], uint32_t tile, int step) const {
 #pragma unroll
     for (int i = 0; i < kWarp / 16; ++i) {
@@ -152,10 +154,10 @@ __device__ __forceinline__ void sum_over_k(const TiledProduct<T>& p, int64_t bat
     copy(free);
     multiply(0);
     cp_async_wait<1>();
-    __syncthreads();  // the next tile is there, and everyone has read this one
+    __syncthreads();  // the next tile is there, and all threads have read this one
     free = stage;
     stage = stage == stages + 2 * kStageBytes ? stages : stage + kStageBytes;
-    read(stage, 0);  // behind the last tile, of something that nobody multiplies
+    read(stage, 0);  // after the last tile these fragments are not multiplied
     multiply(1);
   }
 }

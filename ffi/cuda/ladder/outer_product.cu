@@ -1,10 +1,11 @@
-// outer_product: a block keeps its 24 x 512 elements of C in shared memory for the whole product, and adds to
-// it one rank-1 update for each k. 128 threads; 24 * 512 * 4 bytes are exactly the 48 KB a block may declare.
+// outer_product: a block keeps sums for 24 x 512 elements of D in shared memory for the whole product, and
+// adds to them one rank-1 update for each k. 128 threads; 24 * 512 * 4 bytes are exactly the 48 KB a block
+// may declare.
 //
-// What is reused most is C, so C gets the fast memory, and A and B pass through registers once: every thread
-// holds the 24 elements of A's column and 4 of B's row, for 96 products. While step k computes, the column
-// and the row of k + 1 are loaded into a second set of registers. A thread touches only its own four columns
-// of C, so there is no barrier anywhere.
+// The sums are reused most, so they get the fast memory, and A and B pass through registers once: every
+// thread holds the 24 elements of A's column and 4 of B's row, for 96 products. While step k computes, the
+// column and the row of k + 1 are loaded into a second set of registers. A thread touches only its own four
+// columns of the sums, so there is no barrier anywhere.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -15,8 +16,8 @@ constexpr int kBlockM = 24, kBlockN = 512;
 constexpr int kRun = 4;
 constexpr int kThreads = kBlockN / kRun;
 
-// kCount elements of a column of A or a row of B, `stride` apart; the first `exist` of them exist. Where they
-// are neighbours and aligned, `vec4` allows wide loads.
+// Loads kCount elements of a column of A or a row of B, `stride` apart; those from `exist` on do not exist
+// and become zero. `vec4`: the elements are neighbours, and aligned for wide loads.
 template <int kCount, typename T>
 __device__ __forceinline__ void load_line(T (&line)[kCount], const T* p, int64_t stride, bool vec4,
                                           int exist) {
@@ -24,7 +25,7 @@ __device__ __forceinline__ void load_line(T (&line)[kCount], const T* p, int64_t
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) read4(&line[i], p + i);
   } else {
-    // Opaque, or the compiler keeps all multiples of the stride in registers throughout.
+    // The stride is made opaque, or the compiler keeps all of its multiples in registers throughout.
     asm volatile("" : "+l"(stride));
 #pragma unroll
     for (int i = 0; i < kCount; ++i, p += stride) line[i] = i < exist ? *p : T{};

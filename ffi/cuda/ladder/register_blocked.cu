@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) register_blocked(const __grid_consta
     for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b.put(&b_tile[0][0]);
       __syncthreads();

@@ -1,9 +1,9 @@
 // tiled: the block first copies a 32 x 32 tile of A and of B into shared memory. Block 32 x 32, one result a
 // thread.
 //
-// Each element now comes from global memory once for 32 uses. The extra columns keep a transposed operand's
-// store, which runs down a column, from landing in one bank 32 times. A's are four, so that a warp, which
-// needs one element of its row for each k, reads four at a time.
+// Each element comes from global memory once for 32 uses. The tiles' rows are padded, so that the store of a
+// transposed operand, which runs down a column, has no bank conflicts. The padding of A's rows is four
+// elements, so that a warp, which needs one element of its row for each k, reads four at a time.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) tiled(const __grid_constant__ TiledP
     for (int64_t k_left = p.k; k_left > 0; k_left -= kTile) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b.put(&b_tile[0][0]);
       __syncthreads();

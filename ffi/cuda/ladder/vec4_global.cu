@@ -2,8 +2,8 @@
 // four four-element reads of A and four of B for 64 products. Block 16 x 16 threads, 64 x 64 elements of D.
 //
 // The reads are wide, so there are few of them; but every thread makes its own, and the caches must serve
-// each element 16 times over. Which way the four neighbours of an operand lie, along K or across, depends on
-// its transposition, and the register that holds an element with it: the kernel has a loop for each pair of
+// each element 16 times over. An operand's transposition decides whether the four neighbours of a read lie
+// along K or across it, and so which register holds an element: the kernel has a loop for each pair of
 // layouts.
 #include "../device/tile.cuh"
 #include "ladder.h"

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, 2) vec4_shared(const __grid_constant
       a.fetch(k_left);
       b_left.fetch(k_left);
       b_right.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b_left.put(&b_tile[0][0]);
       b_right.put(&b_tile[0][kHalfN]);

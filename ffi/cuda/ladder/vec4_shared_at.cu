@@ -33,11 +33,11 @@ __global__ void __launch_bounds__(kThreads, 2) vec4_shared_at(const __grid_const
     for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0]);
       b.put(&b_tile[0][0]);
       __syncthreads();
-#pragma unroll 8  // all 16 would spill
+#pragma unroll 8  // unrolling all 16 would spill
       for (int k = 0; k < kBlockK; ++k) {
         Acc a_column[8], b_row[8];
         read4(&a_column[0], &a_tile[k][row]);

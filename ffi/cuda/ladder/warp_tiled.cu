@@ -2,13 +2,13 @@
 // thread; each of the 8 warps owns 64 x 32 of the block's tile.
 //
 // Threads of a warp share operands, so the warp's shape decides what shared memory has to deliver: 64 + 32
-// values per k for 2048 products, where a warp of the kernels before, 16 x 128 wide, needs 144. A thread's
-// results are two by two pieces of 4 x 4, so that at each read the warp's threads are neighbours.
+// values per k for 2048 products, where a warp of `shared_pipeline`, with 16 x 128 results, needs 144. A
+// thread's results are two by two pieces of 4 x 4, so that at each read the warp's threads are neighbours.
 //
 // Everything is fetched ahead: the next tile from global memory into registers, from there into the second
-// buffer of shared memory, and the next k from shared memory into a second pair of fragments. The two buffers
-// are two instances of the loop's body, as addresses known to the compiler cost no instructions; with only 8
-// steps of k between two barriers there is little work to hide any behind.
+// buffer of shared memory, and the next k from shared memory into a second pair of fragments. The loop's body
+// is compiled once for each buffer, as addresses known to the compiler cost no instructions: 8 steps of k
+// between two barriers hide little else.
 #include "../device/tile.cuh"
 #include "ladder.h"
 

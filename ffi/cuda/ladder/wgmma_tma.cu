@@ -4,9 +4,9 @@
 // Three things change from `mma_sync`. TMA: one thread asks the copy engine for boxes of 64 x 64 elements by
 // their place in a tensor; the engine computes addresses, swizzles, and fills with zeros what lies outside.
 // Barriers in shared memory: a stage is `full` when all of its bytes have arrived and `empty` when both
-// warpgroups have read it, so that who loads runs ahead of who multiplies by as many stages as there are. And
-// wgmma reads both operands from shared memory by itself: registers hold sums alone, 64 x 256 a warpgroup,
-// and a stage's products are issued while those of the one before are under way.
+// warpgroups have read it, so that the loading warp runs up to four stages ahead of the warpgroups. And wgmma
+// reads both operands from shared memory by itself: registers hold sums alone, 64 x 256 a warpgroup, and a
+// stage's products are issued while those of the one before are under way.
 #include <string>
 
 #include "../../arithmetic.h"
@@ -29,7 +29,7 @@ constexpr int kSwizzlePeriod = 1024;  // bytes, at multiples of which boxes must
 // Behind the stages lie their barriers, of 8 bytes each.
 constexpr int kFull = kStages * kStageBytes, kEmpty = kFull + kStages * 8;
 constexpr int kSharedBytes = kSwizzlePeriod + kEmpty + kStages * 8;
-constexpr int kPitch = kBlockN + 8;  // of results on their way out: rows begin in different banks
+constexpr int kPitch = kBlockN + 8;  // of a warp's results in shared memory: rows begin in different banks
 static_assert(4 * kGroups * 16 * kPitch * sizeof(float) <= kStages * kStageBytes);
 
 template <typename T>
@@ -37,8 +37,9 @@ struct Parameters : TiledProduct<T> {
   CUtensorMap a_map, b_map;
 };
 
-// One thread's work: every stage in turn, once it is empty. Boxes lie one after another, each 64 lines of 128
-// bytes: along k these are rows of A or columns of B, and across it one line for each k.
+// The loading thread's work: it fills every stage in turn, once the stage is empty. Boxes lie one after
+// another, each of 64 lines of 128 bytes: rows of A or columns of B if the operand is contiguous along k,
+// else one line for each k.
 template <typename T>
 __device__ __forceinline__ void load(const Parameters<T>& p, uint32_t ring, int64_t batch, int64_t row,
                                      int64_t col) {
@@ -46,7 +47,7 @@ __device__ __forceinline__ void load(const Parameters<T>& p, uint32_t ring, int6
   RingPosition<kStages> at;
   for (int k = 0; k < p.k; k += kBox, at.next()) {
     const uint32_t stage = ring + at.stage * kStageBytes, full = ring + kFull + at.stage * 8;
-    // An operand that a batch shares has one product there.
+    // The tensor of an operand that the batch shares has one product.
     const auto copy = [&](const auto& x, const CUtensorMap& map, uint32_t to, int64_t from) {
       const int first = static_cast<int>(from);
       tma_load(to, &map, full, x.along_k ? k : first, x.along_k ? first : k, x.batch_stride[1] ? inner : 0,
@@ -62,8 +63,8 @@ __device__ __forceinline__ void load(const Parameters<T>& p, uint32_t ring, int6
   }
 }
 
-// Adds the product of a warpgroup's 64 rows and all columns to `acc`. A stage goes back when the products of
-// the next one have been issued and its own are done.
+// Adds the product of a warpgroup's 64 rows and all columns to `acc`. A stage is released when the products
+// of the next one have been issued and its own are done.
 template <typename In, Major kMajorA, Major kMajorB>
 __device__ __forceinline__ void multiply(float (&acc)[kBlockN / 2], uint32_t ring, int64_t k, int group) {
   using A = OperandTile<kMajorA>;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kBlockN / 2], uint32_t rin
   wgmma_pin(acc);
 }
 
-// A warp's results by way of shared memory, so that they leave in whole rows.
+// Stores a warp's results by way of shared memory, so that they leave in whole rows.
 template <typename T>
 __device__ __forceinline__ void store(const TiledProduct<T>& p, int64_t batch, int64_t first_row,
                                       int64_t first_col, float (&own)[16][kPitch],
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_tma(const __grid_constant__
     multiply<typename T::A, kTransposeA ? Major::kMN : Major::kK, kTransposeB ? Major::kK : Major::kMN>(
         acc, ring, p.k, group);
   });
-  named_barrier_sync(1, 128 * kGroups);  // everyone is done with the stages, where results go next
+  named_barrier_sync(1, 128 * kGroups);  // all warps have read the stages, where results go next
   store(p, batch, row + warp * 16, col, reinterpret_cast<float (*)[16][kPitch]>(shared + padding)[warp], acc);
 }
 

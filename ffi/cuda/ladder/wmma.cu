@@ -6,8 +6,8 @@
 // edge or with an odd pitch, the warp first copies the tile into shared memory, with zeros outside of the
 // operand.
 //
-// The published kernel scales the accumulator by beta before the loop and the product by alpha. A product in
-// progress cannot be scaled without rounding or, for alpha = 0, losing a NaN that 0 * NaN keeps. So:
+// alpha and beta: a product in progress cannot be scaled without rounding or, for alpha = 0, losing a NaN
+// that 0 * NaN keeps. So:
 //   alpha = 1: the accumulator starts as beta * C, and the product is added to it;
 //   otherwise: it starts at zero, and alpha * product + beta * C is formed at the end.
 #include <algorithm>
@@ -47,7 +47,7 @@ class FragmentReader {
       : ld_(x.ld) {
     next_ = x.at_batch(batch) + (kAlongK ? first * ld_ : first);
     extent_ = extent - first < kLong ? static_cast<int>(extent - first) : kLong;
-    // Every line must start at a multiple of what a lane holds, lines 16 bytes apart, the pitch in 32 bits.
+    // WMMA wants lines to start at multiples of what a lane holds and of 16 bytes, and a pitch of 32 bits.
     constexpr int64_t kAlign = sizeof(Fragment::x) > 16 ? sizeof(Fragment::x) : 16;
     in_place_ = extent_ == kLong && reinterpret_cast<uintptr_t>(next_) % sizeof(Fragment::x) == 0 &&
                 ld_ * static_cast<int64_t>(sizeof(T)) % kAlign == 0 && ld_ <= INT32_MAX;
@@ -112,7 +112,7 @@ struct Layouts {
 template <typename T, typename S>
 using Accumulator = wmma::fragment<wmma::accumulator, S::kM, S::kN, S::kK, typename T::Acc>;
 
-// A warp's own memory: for A's and B's tiles at the edge and, at other times, for its tile of C or D.
+// A warp's shared memory: for tiles of A and B at an edge and, at other times, for its tile of C or D.
 template <typename T, typename S>
 struct Stage {
   template <bool kTransposeA, bool kTransposeB>
@@ -203,7 +203,8 @@ auto shapes_of() {
     return TypeList<Shape<16, 16, 16>, Shape<32, 8, 16>, Shape<8, 32, 16>>{};
 }
 
-// Calls f with the first shape that has the extents of the option `tile`, where 0 stands for any.
+// Calls f with the first shape that has the extents of options tile_m, tile_n and tile_k, where 0 stands for
+// any.
 template <typename F, typename... Shapes>
 Status dispatch_shape(TypeList<Shapes...>, const GemmProblem& p, F&& f) {
   const auto wanted = [&](size_t i) { return i < p.config.size() ? p.config[i] : 0; };

@@ -1,7 +1,7 @@
 // The tile loop of `wmma_tf32` and `wmma_f16`: one scheme, in two types. A block of 4 warps computes 64 x 64
 // elements of D from tiles in shared memory, each warp a 32 x 32 quarter as 2 x 2 WMMA tiles of 16 x 16.
 //
-// A fragment is loaded once and used twice. Only the warps share the tiles; nothing is fetched ahead.
+// Each fragment is loaded once and used twice. Nothing is fetched ahead.
 #pragma once
 
 #include "../device/wmma_tile.cuh"
@@ -11,7 +11,8 @@ namespace jaxgemm::cuda {
 constexpr int kWmmaBlock = 64;     // of m and of n
 constexpr int kWmmaThreads = 128;  // 4 warps, two by two
 
-// The product of one block for every batch it walks. `Operands` says what goes into shared memory and how:
+// Computes a block tile of D for every batch that the block walks. `Operands` says what goes into shared
+// memory and how:
 //   Stored, Element    the type in shared memory, and WMMA's name for it
 //   kDepth             extent of a tile along k, which is WMMA's own
 //   kPitchA, kPitchB   from one row of a tile to the next, in elements
@@ -47,7 +48,7 @@ __device__ __forceinline__ void multiply_wmma_tiles(const TiledProduct<T>& p) {
     for (int64_t k_left = p.k; k_left > 0; k_left -= kDepth) {
       a.fetch(k_left);
       b.fetch(k_left);
-      __syncthreads();  // everyone is done with the tiles before
+      __syncthreads();  // all threads have read the previous tiles
       a.put(&a_tile[0][0], as);
       b.put(&b_tile[0][0], as);
       __syncthreads();

@@ -6,9 +6,9 @@
 //   advance(k)                   steps on by that many values of k
 //   finish(stage)                completes what begin left to do, before the barrier that publishes the stage
 //
-// Rows of op(A) and columns of op(B) outside of the matrix feed only outputs that nobody stores: whatever
-// shared memory holds there will do. K is different, since every output sums over it; its ragged part goes
-// first, once, so that only begin_partial pays for it.
+// Rows of op(A) and columns of op(B) outside of the matrix feed only outputs that are not stored, so shared
+// memory may hold anything for them. Every output sums over K: its ragged part is the first tile, once, so
+// that only begin_partial pays for it.
 #pragma once
 
 #include "../device/cp_async.cuh"
@@ -27,15 +27,15 @@ enum class Load { kTranspose, kRows, kRows16, kConvert };
 template <typename T, Load Mode, int X, int BK, int Pitch, int Threads>
 struct Copy;
 
-// Adds without the compiler seeing that it could keep every sum of `value` and something else instead: one
-// running offset per operand costs two instructions a tile where a pointer per row would cost two each.
+// Adds `by` to `value`, hidden from the compiler, which would otherwise keep a pointer for each row, at two
+// instructions a tile for each, where one running offset for each operand takes two.
 __device__ __forceinline__ void add_opaque(int64_t& value, int64_t by) {
   asm("add.s64 %0, %0, %1;" : "+l"(value) : "l"(by));
 }
 
-// 8 lanes along k read a 32-byte sector of a row, 4 rows a warp; 16 lanes where there are more threads than
-// that takes. A row's further values of k are at constant offsets from its first. Rows outside of the matrix
-// read the last one instead, which spares a predicate per row.
+// 8 lanes along k read a 32-byte sector of a row, so that a warp reads 4 rows; 16 lanes along k where the
+// block has more threads than that takes. A row's further values of k are at constant offsets from its first.
+// Rows outside of the matrix read its last row instead, which takes no predicate.
 template <typename T, int X, int BK, int Pitch, int Threads>
 struct Copy<T, Load::kTranspose, X, BK, Pitch, Threads> {
   static constexpr int kAlong = Threads / 8 <= X ? 8 : Threads / X;
@@ -77,7 +77,7 @@ struct Copy<T, Load::kTranspose, X, BK, Pitch, Threads> {
   __device__ __forceinline__ void finish(T*) {}
 };
 
-// The two modes with x contiguous differ in the width of one access only. Columns outside are left out rather
+// kRows and kRows16 differ in the width of an access only. Columns outside of the matrix are left out rather
 // than clamped: a warp's lanes would all copy one address, which the hardware does one by one.
 template <typename T, int Width, int X, int BK, int Pitch, int Threads>
 struct CopyRows {
@@ -138,9 +138,9 @@ struct Copy<T, Load::kRows16, X, BK, Pitch, Threads> : CopyRows<T, 16 / sizeof(T
   using CopyRows<T, 16 / sizeof(T), X, BK, Pitch, Threads>::CopyRows;
 };
 
-// Both strides at run time, and which type of 16 bits it is. 256 threads cover a patch of 32 x by 8 k;
-// neighbours run along whichever of the two is contiguous. The values wait in registers while the block
-// computes.
+// Both strides, and which of f16 and bf16 the elements are, are known at run time. 256 threads cover 32
+// values of x by 8 of k at a time; neighbouring threads run along whichever of the two is contiguous. The
+// values wait in registers while the block computes.
 template <int X, int BK, int Pitch, int Threads>
 struct Copy<uint16_t, Load::kConvert, X, BK, Pitch, Threads> {
   static constexpr int kCols = X / 32, kRows = BK / 8;

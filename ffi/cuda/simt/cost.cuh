@@ -1,11 +1,12 @@
-// The cost model. All of it is arithmetic on the problem and the tile; no list of shapes, no measurement.
+// The cost model: arithmetic on the problem and the tile, with neither a list of shapes nor a measurement at
+// run time.
 //
-// A multiprocessor issues at most four instructions a clock, and this kernel lives from filling those slots
-// with FMAs. So a block's cost is its instruction count: FMAs, fragment loads, copies, and a fixed part per
-// stage. What share of the slots is used depends on how many warps are there to hide latency, and on how busy
-// shared memory is. A block is also no faster than its copies come out of the L2, nor the whole than D and
-// the operands cross the memory bus, nor than the bytes in flight allow. The busiest multiprocessor decides.
-// Cuts along K share the work out evenly and pay with a pass over the parts' sums.
+// A multiprocessor issues at most four instructions a clock, and the kernel is as fast as it fills these
+// slots with FMAs. So a block's cost is its instruction count: FMAs, fragment loads, copies, and a fixed part
+// for each stage. What share of the slots is used depends on how many warps there are to hide latency, and on
+// how busy shared memory is. A block is also no faster than the L2 delivers its copies, and the product no
+// faster than memory moves D and the operands, or than the bytes in flight allow. The busiest multiprocessor
+// decides. Cuts along K share the work out evenly and cost a pass over the partial sums.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +26,12 @@ constexpr double kMemoryLatency = 1600;  // clocks under load
 constexpr double kSharedRate = 0.85;     // passes per clock that a multiprocessor's shared memory sustains
 constexpr double kLaunch = 3500;         // clocks
 constexpr double kBlockOverhead = 700;   // clocks: start, the first copies' latency, last stores
-constexpr double kWait = 2000;           // clocks: for copies that start too late, of a two-stage pipeline
+constexpr double kWait = 2000;           // clocks, of a two-stage pipeline: for copies that start too late
 constexpr double kFirstCopies = 12;      // clocks per instruction of a warp's copies before its first FMA
-constexpr double kMixedParts = 1.3;      // parts of tiles take longer beside whole tiles than alone: measured
-constexpr double kStore = 12;            // slots for 32 results, V of a row at a time
-constexpr double kStoreOne = 110;        // slots for 32 results one at a time, as to unaligned rows
-constexpr double kApart = 0.03;          // blocks at different k share nothing in the L1
+constexpr double kMixedParts = 1.3;      // factor on parts of tiles that run beside whole tiles, measured
+constexpr double kStore = 12;            // issue slots for 32 results that are stored as vectors
+constexpr double kStoreOne = 110;  // issue slots for 32 results stored one at a time, as to unaligned rows
+constexpr double kApart = 0.03;    // added for each further block: blocks at different k share nothing in L1
 constexpr double kReduceOverhead = 4500;  // clocks: a second kernel
 
 // Warp instructions to copy one stage of an operand of extent x.
@@ -83,7 +84,7 @@ struct BlockCost {
 // How a plan divides the tiles: into whole ones, and ranges of stages, which consist of parts of tiles.
 struct Division {
   double whole, ranges;
-  double range_stages;  // of a range; of a tile where there are no ranges
+  double range_stages;  // stages of a range; of a tile where there are no ranges
   double parts, cut;    // parts of tiles, and those of them that a cut made
 
   Division(const Plan& plan, int64_t tiles, double stages)
@@ -128,7 +129,7 @@ struct Cost {
     const double per_sm = std::min(std::ceil(blocks / multiprocessors), resident);
     const double in_flight = active * per_sm * block.stage_bytes * block.first_stages;
     const double memory = traffic() / std::min(kMemoryRate, in_flight / kMemoryLatency);
-    // The two overlap, but not what a block loads before its first FMA.
+    // Arithmetic and memory traffic overlap, except what a block loads before its first FMA.
     const double first = std::min(1.0, (t.stages - 1) / std::max(1.0, d.range_stages));
     clocks = kLaunch + std::max(clocks, memory) + (0.2 + 0.6 * first) * std::min(clocks, memory);
 
@@ -161,14 +162,14 @@ struct Cost {
     const double count = std::ceil((d.whole + d.ranges) / multiprocessors);
     double clocks = block.together(count, d.range_stages);
     if (d.ranges > 0) clocks *= 1 + kApart * (count - 1);
-    // A block that begins another part leaves the multiprocessor to the others meanwhile.
+    // While a block begins another part, the other blocks have the multiprocessor.
     if (d.ranges > 0)
       clocks += (d.parts / d.ranges - 1) * (block.overhead / count + count * block.epilogue / 4);
     return clocks;
   }
 
-  // The same where they do not. A multiprocessor gets its next block when one of its blocks is done, and some
-  // get one more than their share.
+  // Clocks of the busiest multiprocessor where blocks run in several rounds. A multiprocessor gets its next
+  // block when one of its blocks is done, and some get one more than their share.
   double in_rounds(const BlockCost& block, const Division& d, double stages) const {
     const auto rounds = [&](double per_sm, double block_stages) {
       const double full = std::floor(per_sm / resident), last = per_sm - full * resident;

@@ -1,14 +1,12 @@
-// Where a thread's sums over K stay while it sums up the next chunk of K: in registers, where they have room
-// for two sets, else in shared memory. A trip home and back takes a hundredth of a chunk's time.
-//
-// D itself would be a third place: 4 % slower where its rows are aligned, and by a third where they are not.
+// Where a thread's sums over K wait while it sums up the next chunk of K: in registers, where they have room
+// for two sets, else in shared memory. D would be slower, above all if its rows are not aligned.
 #pragma once
 
 #include "tile.cuh"
 
 namespace jaxgemm::cuda::simt {
 
-// The sums stay where they are.
+// For tiles that sum up K in one chunk: no sums wait.
 struct NoHome {
   template <typename Acc>
   __device__ __forceinline__ explicit NoHome(Acc*) {}
@@ -18,8 +16,8 @@ struct NoHome {
   __device__ __forceinline__ void take(Acc&) const {}
 };
 
-// Behind the stages. Only the thread itself reads its sums, so nobody waits, and a thread's neighbour is its
-// neighbour there, so no two use the same bank.
+// The sums lie behind the stages. A thread reads its own sums only, which takes no barrier, and neighbouring
+// threads' sums are neighbours, which avoids bank conflicts.
 template <typename Tile>
 struct SharedHome {
   float* stages;
@@ -27,7 +25,7 @@ struct SharedHome {
   __device__ __forceinline__ explicit SharedHome(float* shared) : stages(shared) {}
 
   __device__ __forceinline__ float4* first() const {
-    // threadIdx.x, read again: the compiler would keep a register for one that it has seen.
+    // threadIdx.x, read again: the compiler would keep a register for the value that it has already seen.
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return reinterpret_cast<float4*>(stages + Tile::kStages * (Tile::kStageA + Tile::kStageB)) + thread;

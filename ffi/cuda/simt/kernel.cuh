@@ -9,8 +9,8 @@
 // makes the stores contiguous whatever n's alignment, and keeps one copy of the epilogue's code. Only a plain
 // product of aligned rows is stored straight from registers.
 //
-// A sum of K terms one after another has an error that grows with K's square root, one of sqrt(K) sums of
-// sqrt(K) terms each with its fourth root. So K is summed in chunks; see accumulate.
+// The rounding error of K terms added one after another grows with K's square root; that of sqrt(K) sums of
+// sqrt(K) terms grows with K's fourth root. So K is summed in chunks; see accumulate.
 #pragma once
 
 #include "copy.cuh"
@@ -21,7 +21,7 @@
 
 namespace jaxgemm::cuda::simt {
 
-// A thread's fragment, 16 bytes of shared memory in one access.
+// Loads a thread's fragment, 16 bytes of shared memory an access.
 template <typename T, int N>
 __device__ __forceinline__ void load_shared(T (&to)[N], const T* from, int group_stride) {
   constexpr int kVec = 16 / sizeof(T);
@@ -53,8 +53,8 @@ __device__ __forceinline__ void multiply(typename Tile::Acc (&acc)[Tile::TM][Til
   }
 }
 
-// Asks for the first stages, all of the ring but one. Where K is no multiple of a stage the first is the
-// partial one.
+// Starts to copy the first kStages - 1 stages. Where BK does not divide K, the first stage is the partial
+// one.
 template <typename Tile, typename CopyA, typename CopyB>
 __device__ __forceinline__ void fill_ring(CopyA& copy_a, CopyB& copy_b, int64_t k, int64_t tiles,
                                           typename Tile::Acc* shared) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void next_stage(CopyA& copy_a, CopyB& copy_b, const t
   __syncthreads();
 }
 
-// The sums over k values of K. Every `chunk` stages they are added to the sums so far and start again from
+// Sums up k values of K. Every `chunk` stages the sums are added to the sums so far and start again from
 // zero, so that a rounding error is that of a short sum.
 template <typename Tile, typename CopyA, typename CopyB>
 __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][Tile::TN], CopyA& copy_a,
@@ -159,8 +159,8 @@ __device__ __forceinline__ void accumulate(typename Tile::Acc (&acc)[Tile::TM][T
   __syncthreads();
 }
 
-// The block's tile from the slices' sums in shared memory, V columns at a time, to D or, if given, to
-// its `partial`.
+// Adds up the slices' sums of the block tile in shared memory, V columns at a time, and stores them in
+// `partial` if there is one, else finishes D.
 template <int V, typename Kind, typename Tile>
 __device__ __forceinline__ void store_tile(const Params<Kind>& p, const typename Tile::Acc* sums,
                                            const OutputTile<typename Tile::Acc>& output) {
@@ -208,7 +208,8 @@ __device__ __forceinline__ void store_plain(const Params<Kind>& p,
   }
 }
 
-// One tile's sums over the values of K from k0 to k_end, to D or, if given, to `partial`.
+// Computes one tile's sums over the values of K from k0 to k_end, and stores them in `partial` if there is
+// one, else finishes D.
 template <typename Kind, typename Tile, Load LoadA, Load LoadB>
 __device__ __forceinline__ void multiply_tile(const Params<Kind>& p, const Place<Tile>& place,
                                               typename Tile::Acc* shared, int64_t index, int64_t k0,
@@ -222,7 +223,7 @@ __device__ __forceinline__ void multiply_tile(const Params<Kind>& p, const Place
   const int64_t row0 = int64_t(tile.m) * Tile::BM, col0 = int64_t(tile.n) * Tile::BN;
   if (threadIdx.x == 0) output = {tile.batch, row0, col0, partial};
 
-  // One division serves both operands, and none the usual single batch level.
+  // One division serves both operands; the usual single batch level takes none.
   const int64_t outer = p.inner == p.batch ? 0 : tile.batch / p.inner, inner = tile.batch - outer * p.inner;
   const auto* a = p.a.data + outer * p.a.batch_stride[0] + inner * p.a.batch_stride[1];
   const auto* b = p.b.data + outer * p.b.batch_stride[0] + inner * p.b.batch_stride[1];
@@ -239,7 +240,8 @@ __device__ __forceinline__ void multiply_tile(const Params<Kind>& p, const Place
   }
 
   if constexpr (Tile::kSlices == 1) {
-    // The plain product of aligned rows goes straight to D: with a short K the detour below would show.
+    // The plain product of aligned rows goes straight to D: with a short K the way through shared memory
+    // would show.
     if (p.plain && !output.partial) {
       store_plain<Kind, Tile>(p, acc, output.batch, output.row0 + place.row, output.col0 + place.col);
       __syncthreads();
@@ -280,7 +282,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   const int64_t work = p.whole + p.ranges;
 #pragma unroll 1
   for (int64_t w = blockIdx.x; w < work; w += gridDim.x) {
-    // A whole tile, or a range: parts of two tiles at most, and whole tiles between them.
+    // A work item is a whole tile, or a range: parts of two tiles at most, and whole tiles between them.
     int64_t index = w, first = 0, left = p.tile_stages;
     const int64_t range = w - p.whole;
     if (range >= 0) {

@@ -9,14 +9,14 @@
 namespace jaxgemm::cuda::simt {
 namespace {
 
-constexpr double kL2Bytes = 40e6;         // operands that it holds beside what else is there
+constexpr double kL2Bytes = 40e6;         // bytes of operands that stay in the L2
 constexpr double kRepackOverhead = 5000;  // clocks: a kernel before this one
-constexpr double kMostRepacked = 512e6;   // bytes of workspace
+constexpr double kMostRepacked = 512e6;   // bytes of workspace for repacked operands
 
-// How many stages a thread adds up before it adds that to its sum so far; kNoChunks if all of them. An eighth
-// of K costs little for every K, and chunks of 256 values make the error of K = 8192 that of K = 288. Chunks
-// follow from K and the tile alone. In tiles with slices a thread has few values of short sums, so adding
-// them is cheap.
+// How many stages a thread adds up before it adds their sum to its sum so far; kNoChunks if all of them. An
+// eighth of K costs little for every K. Chunks of 256 values make the error of K = 8192 that of K = 288: 256
+// terms of a chunk and 32 chunks. Chunks follow from K, the tile and the chip's room for sums in shared
+// memory. A thread of a tile with slices has fewer values to add to a sum, so that shorter chunks are cheap.
 unsigned chunk_stages(const GemmProblem& p, const TileInfo& t, const Chip& chip) {
   const auto eighth = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.k) / 8));
   const int64_t values = std::clamp<int64_t>(eighth, t.slices > 1 ? 32 : 64, 256);
@@ -43,7 +43,7 @@ size_t partial_bytes(const GemmProblem& p, const Plan& plan) {
   return static_cast<size_t>(slots) * t.bm * t.bn * (16 / t.vec);
 }
 
-// How an operand lies once it is repacked. Where products of the batch share it they share its copy.
+// How an operand lies once it is repacked. Products of the batch that share it share its copy.
 Matrix repacked(const GemmProblem& p, const Matrix& x, int64_t extent, bool transposed) {
   Matrix y{.dtype = x.dtype, .transposed = transposed};
   y.ld = round_up(extent, static_cast<int64_t>(16 / dtype_bytes(x.dtype)));
@@ -88,7 +88,7 @@ Loads loads_for(const GemmProblem& p, const void* a, const void* b, bool repack_
   return loads;
 }
 
-// The best cuts for a plan's tile: none, of all tiles, or of those that whole rounds of the chip leave over.
+// The best cuts for a plan's tile: of no tiles, of all, or of those that whole rounds of the chip leave over.
 Plan best_cuts(const GemmProblem& p, Plan best, const Chip& chip, size_t workspace) {
   const TileInfo& t = tiles_for(p)[best.tile];
   best.chunk = chunk_stages(p, t, chip);
@@ -118,15 +118,15 @@ Plan best_cuts(const GemmProblem& p, Plan best, const Chip& chip, size_t workspa
   };
   const int64_t rounds = tiles / wave * wave;
   if (rounds == tiles) return best;
-  // As many ranges for every multiprocessor. Ranges reach each stage of K at a different time, so all
-  // operands must stay in L2.
+  // The same number of ranges for every multiprocessor. At any time ranges are at different stages of K, so
+  // all operands must stay in the L2.
   const bool few = cost.traffic() < kL2Bytes;
   for (int64_t r = resident; r > 0 && r * chip.multiprocessors >= tiles / 8; --r) {
     if (few) consider(0, r * chip.multiprocessors);
   }
   if (rounds > 0) consider(rounds - wave, wave);
-  // Plain split-K, from half the multiprocessors busy to two waves of parts. Launches pay for every
-  // candidate, so the steps are coarse.
+  // Plain split-K, from half the multiprocessors busy to two waves of parts. Each candidate takes time at a
+  // launch, so the steps are coarse.
   const int64_t rest = tiles - rounds;
   const int64_t fewest = std::max<int64_t>(2, chip.multiprocessors / (2 * rest));
   for (int64_t parts = fewest; rest * parts <= 2 * wave; parts += std::max<int64_t>(1, parts / 6)) {
@@ -147,7 +147,7 @@ Plan best_for(const GemmProblem& p, int tile, const void* a, const void* b, cons
     Plan plan{.tile = tile, .load_a = loads.a, .load_b = loads.b, .repack_a = repack_a, .repack_b = repack_b};
     const auto bytes = static_cast<double>(workspace_of(p, plan).total);
     if (bytes > std::min(static_cast<double>(workspace), kMostRepacked)) continue;
-    // What costs a fifth of the product has no chance.
+    // Repacking that costs a fifth of the product does not pay.
     if (repack_cycles(p, plan) > best.cycles / 5) continue;
     plan = best_cuts(p, plan, chip, workspace);
     if (plan.cycles < best.cycles) best = plan;
@@ -191,8 +191,8 @@ Workspace workspace_of(const GemmProblem& p, const Plan& plan) {
   return w;
 }
 
-// Workspace is asked for before the device and the buffers' addresses are known. So it is what aligned
-// operands want on a reference device, and every plan keeps within it.
+// The workspace is asked for before the device and the buffers' addresses are known. So its size is what
+// aligned operands want on the reference chip, and every plan keeps within it.
 size_t workspace_bytes(const GemmProblem& p) {
   if (p.output_empty()) return 0;
   return workspace_of(p, search(p, nullptr, nullptr, Chip{}, SIZE_MAX)).total;

@@ -11,27 +11,28 @@
 
 namespace jaxgemm::cuda::simt {
 
-// What a plan needs to know of a chip. The workspace must be known before the chip is, so its bound comes
-// from the one that this is unless said otherwise.
+// What a plan needs to know of a chip. The defaults are the reference chip: the workspace must be known
+// before the device is, so its bound is that chip's.
 struct Chip {
   int multiprocessors = 132;
   size_t shared_bytes = 228 << 10;  // of one multiprocessor
 };
 
-// The first `whole` output tiles take a block each; the rest is cut into `ranges` equal runs of stages, a
-// block each, and a second kernel sums up the tiles that were cut: see work.cuh. ranges == 0 means that all
-// tiles are whole, a multiple of the other tiles plain split-K.
+// The first `whole` output tiles take a block each. The rest is cut into `ranges` equal runs of stages, a
+// block each, and a second kernel sums up the tiles that were cut: see work.cuh. With ranges == 0 all tiles
+// are whole; with a multiple of the number of other tiles this is plain split-K.
 struct Plan {
   int tile = 0;  // index into tiles_for(p)
   int64_t whole = 0;
   int64_t ranges = 0;
   unsigned chunk = 0;  // stages, see chunk_stages
   Load load_a = Load::kRows, load_b = Load::kRows;
-  bool repack_a = false, repack_b = false;  // first: see repack_rows.cuh
+  bool repack_a = false, repack_b = false;  // before the product: see repack_rows.cuh
   double cycles = 0;                        // the model's estimate
 };
 
-// Where a launch's workspace has its parts' sums, at its start, and its repacked operands: bytes from there.
+// Byte offsets in a launch's workspace, which begins with the partial sums: of the repacked operands, and its
+// size.
 struct Workspace {
   size_t a = 0, b = 0, total = 0;
 };
@@ -43,7 +44,8 @@ Matrix repacked_b(const GemmProblem& p);
 
 constexpr unsigned kNoChunks = ~0u;
 
-// Where shared memory holds no sums beside the stages, slices sum up all of K in one go.
+// Whether shared memory has room for sums beside the stages. Without, tiles with Home::kShared have one chunk
+// of K.
 constexpr bool has_room_for_chunks(const Chip& chip) { return chip.shared_bytes >= (160 << 10); }
 
 std::span<const TileInfo> tiles_for(const GemmProblem& p);
@@ -54,7 +56,7 @@ int64_t tile_option(const GemmProblem& p);
 // An upper bound on a launch's workspace, the same on every device.
 size_t workspace_bytes(const GemmProblem& p);
 
-// The tiles, or the one asked for, with the time expected of each at its best cuts; the shortest first.
+// The tiles, or the one asked for, with the time expected of each with its best cuts; the fastest first.
 std::vector<Candidate> rank_tiles(const GemmProblem& p, int multiprocessors);
 
 // `a` and `b` decide, with the strides, whether 16-byte copies are possible.

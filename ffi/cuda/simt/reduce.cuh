@@ -1,8 +1,9 @@
-// The second half of a product whose tiles are cut: adds up each cut tile's parts in order and finishes D.
+// The second kernel of a product whose tiles are cut: adds up each cut tile's parts in order and finishes D.
 //
-// Few outputs with many parts need the parts spread over threads as well, or a handful of threads would wait
-// for hundreds of loads one after another. So a block's threads form groups, each adds up a run of parts, and
-// the first group adds up the groups. The grouping follows from the problem, so the bits never change.
+// With few outputs and many parts, the parts are spread over threads as well, or a handful of threads would
+// wait for hundreds of loads one after another. So a block's threads form groups; each group adds up a run of
+// parts, and then the groups' sums are added up. The grouping follows from the plan, so the bits never
+// change.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +38,8 @@ __device__ __forceinline__ void finish_run(const Outputs<Acc>& p, const Run& r, 
   }
 }
 
-// Sums are read 16 bytes at a time. Four blocks, said or not, is what there is room for; unless it is said,
-// the compiler makes room for five on some chips and spills.
+// Sums are read 16 bytes at a time. There is room for four blocks; without that bound the compiler makes room
+// for five on some chips, and spills.
 template <typename Acc>
 __global__ void __launch_bounds__(kReduceThreads, 4)
     simt_reduce(const __grid_constant__ Outputs<Acc> p, int bm, int bn, int groups) {
@@ -91,7 +92,7 @@ void launch_reduce(const Outputs<Acc>& p, int bm, int bn, cudaStream_t stream) {
   const int64_t parts = cuts.ranges / cuts.tiles, vectors = bm * bn / kVec;
   int groups = 1;
   while (groups < 32 && groups * 4 <= parts && cuts.tiles * vectors * groups < kEnough) groups *= 2;
-  // A block finds its tile by divisions, which would show if it had only one vector a thread to add up.
+  // A block finds its tile by divisions, whose time would show if each thread had only one vector to add up.
   const int64_t most = (vectors * groups + kReduceThreads - 1) / kReduceThreads;
   const int64_t wanted = 2 * kEnough / kReduceThreads / cuts.tiles;
 

@@ -7,10 +7,11 @@ namespace {
 
 constexpr int kThreads = 256, kSide = 64, kPerThread = kSide * kSide / kThreads;
 
-// Squares of kSide x kSide elements, one a block: those of a product along x first, then along k.
+// The work on an operand, in squares of kSide x kSide elements, one a block. The squares of a product are
+// counted along x first, then along k.
 struct Work {
   RepackOperand x;
-  int64_t across = 0, squares = 0;  // of a row of squares, and of all products
+  int64_t across = 0, squares = 0;  // squares along x, and squares of all products
 
   explicit Work(const RepackOperand& operand) : x(operand) {
     across = (x.pitch + kSide - 1) / kSide;
@@ -18,8 +19,8 @@ struct Work {
   }
 };
 
-// Neighbouring threads read along whichever of k and x is contiguous and write along x; a square of shared
-// memory lies between where those differ. Its odd pitch keeps both ways free of bank conflicts.
+// Neighbouring threads read along whichever of k and x is contiguous, and write along x. Where those differ,
+// the square passes through shared memory, whose odd pitch avoids bank conflicts both ways.
 template <typename T>
 __device__ void repack_square(const Work& work, int64_t square, T (&shared)[kSide][kSide + 1]) {
   const RepackOperand& x = work.x;

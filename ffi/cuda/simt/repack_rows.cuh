@@ -1,6 +1,6 @@
 // Copies operands to what the kernel reads best: x contiguous, x being op(A)'s row or op(B)'s column, and
-// rows of whole 16-byte vectors. Where each element is used often enough that costs less than copying element
-// by element from rows along k, or from rows that no vector fits, all over again for every block tile.
+// rows of whole 16-byte vectors. Where each element is used often enough, this costs less than that every
+// block tile copies single elements of rows along k, or of rows that are not made of vectors.
 #pragma once
 
 #include "../device/types.cuh"

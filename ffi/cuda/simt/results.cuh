@@ -31,7 +31,7 @@ struct Results {
         activation(p.activation) {}
 };
 
-// Whether a kernel has results of Acc only, or of 16 bits as well.
+// Whether a kernel's results are of type Acc only, or of 16 bits as well.
 enum class Widths { kAcc, kAny };
 
 template <typename T, int V, typename Acc>
@@ -80,7 +80,7 @@ __device__ __forceinline__ void finish(const Results<Acc>& r, const Vector<Acc, 
     Acc x = r.alpha * sum.x[v];
     if (r.c) x += r.beta * c.x[v];
     if (r.bias) x += bias.x[v];
-    // V copies of that code would cost more than wide accesses save (see can_be_wide).
+    // V copies of the activations' code would cost more than wide accesses save (see can_be_wide).
     if constexpr (V == 1) x = activate(r.activation, x);
     out.x[v] = x;
   }

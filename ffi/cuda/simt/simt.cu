@@ -83,7 +83,7 @@ template <typename Kind>
 Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cudaStream_t stream) {
   const TileInfo& t = simt::tiles_for(p)[plan.tile];
   const TileGrid grid(p, t.bm, t.bn);
-  // A group of 8 rows of tiles is counted in 32 bits as well.
+  // TileIndex counts the tiles of a group of 8 rows in 32 bits, too.
   if (!grid.fits() || grid.tiles_n > INT32_MAX / 8) {
     return {"kernel 'simt': the product has more output tiles than 32 bits can count"};
   }
@@ -143,11 +143,11 @@ Status prepare_simt(const GemmProblem& p, int device) {
   int current = 0;
   cudaError_t error = cudaGetDevice(&current);
   if (error == cudaSuccess && current != device) error = cudaSetDevice(device);
-  // The buffers, and so their alignment, are not known yet: prepare what either would run.
+  // The buffers' alignment is not known yet: prepare the kernels for aligned and for unaligned operands.
   for (const uintptr_t address : {uintptr_t{0}, uintptr_t{1}}) {
     const void* data = reinterpret_cast<const void*>(address);
     const Plan plan = simt::make_plan(p, data, data, chip);
-    // What a product with a longer K would want as well, or preparing for this one would undo that.
+    // The most shared memory that any K needs: a smaller limit would undo the preparation for a longer K.
     const size_t bytes = simt::tiles_for(p)[plan.tile].shared_bytes[simt::has_room_for_chunks(chip)];
     if (error == cudaSuccess) {
       error = cudaFuncSetAttribute(find(p, plan).kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

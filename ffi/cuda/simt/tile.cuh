@@ -13,8 +13,9 @@ namespace jaxgemm::cuda::simt {
 enum class Home { kNone, kRegisters, kShared };
 
 // BM x BN outputs per block, BK of K per stage. WM x WN outputs per warp, LM x (32 / LM) lanes.
-// Slices: groups of warps that share the block's outputs and each take every stage's own part of K; their
-// sums meet in shared memory. They keep small tiles' threads as well fed with reuse as big tiles' are.
+// Slices: groups of warps that compute the same outputs, each over its own part of every stage's K; their
+// sums are added up in shared memory. A thread of a small tile then has as many outputs, and so reuses a
+// fragment as often, as one of a large tile.
 // MinBlocks: how many blocks per multiprocessor the registers must allow.
 template <typename Acc_, int BM_, int BN_, int BK_, int WM_, int WN_, int LM_, int Stages_, int Slices_,
           int MinBlocks_>

@@ -1,20 +1,18 @@
 // Which tiles exist for which accumulator. The kernel option "tile" counts through a list from 1; 0 leaves
 // the choice to the cost model in cost.cuh.
 //
-// Wide tiles read the least per FMA and narrow ones waste the least on ragged or small outputs, so there is a
-// ladder of sizes, and flat and tall shapes for outputs with one short side. 8 x 8 outputs per thread
-// wherever the tile has room: fewer make shared memory the limit. Small tiles share their outputs among
-// slices, which gives the schedulers enough warps when there are few blocks: a warp for each, as a block's
-// start and the slices' sums take longer the more there are.
+// Wide tiles read the least per FMA and narrow ones waste the least on ragged or small outputs, so there are
+// several sizes, and flat and tall shapes for outputs with one short side. A thread has 8 x 8 outputs
+// wherever the tile has room: with fewer, shared memory is the limit. Small tiles share their outputs among
+// slices, which gives the schedulers enough warps when there are few blocks: a warp for each scheduler, as a
+// block's start and the addition of the slices' sums take longer the more warps there are.
 //
 // Twelve warps of about 160 registers per multiprocessor hide more latency than eight of 240, but leave no
-// registers for a second set of sums (home.cuh). 128 x 128 has the eight: of 2048 x 2048 outputs it makes two
-// rounds of 132 multiprocessors, nearly full, where those of smaller tiles end with one that is not.
+// registers for a second set of sums (home.cuh). 128 x 128 has eight: its tiles of 2048 x 2048 outputs make
+// two rounds of 132 multiprocessors that are nearly full, where smaller tiles end with a round that is not.
 //
-// Each tile of f32 is seven kernels, one for each pair of copy modes. So a tile is here only where the model
-// loses more without it than without any other. By it a thousand products drawn at random take 0.4 % longer
-// on the mean by these ten tiles than by fifteen that there were, and those of the suite sgemm as long or
-// less, but for 1024 x 1024 x 1024 with 2 % and 2047 x 2049 x 2051 with 5 %.
+// Each tile of f32 is seven kernels, one for each pair of copy modes. So a tile is here only where products
+// lose more without it than without any other, by the cost model.
 #pragma once
 
 #include <array>

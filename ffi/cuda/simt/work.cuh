@@ -1,9 +1,9 @@
-// What there is to do, and who does it.
+// How the work is divided among blocks.
 //
-// All output tiles, of one product after another, each with its stages of K, in a row: the first `whole`
-// tiles go to a block each, and the rest is cut into equal ranges of stages, one a block, wherever the cuts
-// fall. So no multiprocessor idles while others finish a last round of tiles. A tile that a cut goes through
-// has its parts' sums in `partial` and is finished by simt_reduce. The cuts follow from the problem and the
+// The output tiles of all products lie in a row, each with its stages of K. The first `whole` tiles go to a
+// block each. The rest is cut into equal ranges of stages, one a block, wherever the cuts fall, so that no
+// multiprocessor idles while others finish a last round of tiles. The parts of a tile that a cut goes through
+// leave their sums in `partial`, and simt_reduce finishes the tile. The cuts follow from the problem and the
 // chip.
 #pragma once
 
@@ -18,20 +18,20 @@ template <DType Operands>
 struct KindOf {
   using Element = std::conditional_t<Operands == DType::kF16, uint16_t, typename TypeOf<Operands>::type>;
   using Acc = std::conditional_t<Operands == DType::kF64, double, float>;
-  // Products of 16 bits are given back so, or as f32.
+  // The results of 16-bit operands have 16 bits, or are f32.
   static constexpr Widths kWidths = Operands == DType::kF16 ? Widths::kAny : Widths::kAcc;
 };
 using F32Kind = KindOf<DType::kF32>;
 using F64Kind = KindOf<DType::kF64>;
 using HalfKind = KindOf<DType::kF16>;
 
-// What both kernels know: which tiles there are, how they are cut, and where their sums go.
+// What simt_gemm and simt_reduce both need: the output tiles, how they are cut, and where their sums go.
 template <typename Acc>
 struct Outputs {
   int64_t m, n;
   int64_t tiles, whole;  // in all products; a product has tiles_m * tiles_n
   unsigned tiles_m, tiles_n;
-  int64_t tile_stages;  // of BK values of K each; K's ragged rest makes one of its own
+  int64_t tile_stages;  // stages of a tile, of BK values of K each; a ragged rest makes one of its own
   int64_t ranges;       // of the tiles that are not whole
   Results<Acc> results;
   Acc* partial;  // [slot][BM][BN], see Cuts::slot
@@ -41,10 +41,10 @@ struct Outputs {
 template <typename Kind>
 struct Params : Outputs<typename Kind::Acc> {
   int64_t k;
-  int64_t batch, inner;  // products: outer * inner
+  int64_t batch, inner;  // products: batch = outer * inner
   unsigned chunk;        // stages that are summed up in registers before they join the sum so far
   Operand<typename Kind::Element> a, b;
-  bool bf16;   // of operands of 16 bits: bf16 rather than f16
+  bool bf16;   // 16-bit operands are bf16 rather than f16
   bool plain;  // wide, and neither C nor bias
 };
 
@@ -55,15 +55,16 @@ struct Cuts {
   __host__ __device__ __forceinline__ explicit Cuts(const Outputs<Acc>& p)
       : tiles(p.tiles - p.whole), tile_stages(p.tile_stages), ranges(p.ranges) {}
 
-  // Multiples of a tile's stages where the tiles divide the ranges: then this is plain split-K.
+  // The first stage of a range. Where the tiles divide the ranges it is a multiple of a tile's stages, or
+  // plain split-K.
   __host__ __device__ __forceinline__ int64_t begin(int64_t range) const {
     return range * (tiles * tile_stages) / ranges;
   }
   __host__ __device__ __forceinline__ int64_t range_of(int64_t stage) const {
     return ((stage + 1) * ranges - 1) / (tiles * tile_stages);
   }
-  // From one part to the next the range or the tile goes up by one, or both, so no two parts share a slot,
-  // and a tile's parts lie side by side.
+  // The place of a part in `partial`. From one part to the next the range or the tile goes up by one, or
+  // both, so no two parts share a slot, and a tile's parts lie side by side.
   static __host__ __device__ __forceinline__ int64_t slot(int64_t range, int64_t tile) {
     return range + tile;
   }
@@ -91,11 +92,12 @@ struct TileIndex {
   }
 };
 
-// The output tile that a block is at. In shared memory while it sums: the main loop has no register to spare.
+// The output tile that a block computes, kept in shared memory because the main loop has no register to
+// spare.
 template <typename Acc>
 struct OutputTile {
   int64_t batch, row0, col0;
-  Acc* partial;  // where its part's sums go; null: finished, to D
+  Acc* partial;  // where its part's sums go; null: the tile is finished, to D
 };
 
 }  // namespace jaxgemm::cuda::simt

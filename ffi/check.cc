@@ -127,11 +127,12 @@ Status check_config(const KernelEntry& entry, std::span<const int64_t> config) {
   }
   for (size_t i = 0; i < config.size(); ++i) {
     const auto values = entry.options[i].values;
-    if (values.empty() || std::find(values.begin(), values.end(), config[i]) != values.end()) continue;
+    if (values.empty() ? config[i] >= 0 : std::find(values.begin(), values.end(), config[i]) != values.end())
+      continue;
     std::string allowed;
-    for (int64_t v : values) allowed += join(allowed.empty() ? "" : ", ", v);
+    for (int64_t v : values) allowed += join(allowed.empty() ? "one of " : ", ", v);
     return wrong(join("option '", entry.options[i].name, "' of kernel '", entry.name, "': got ", config[i],
-                      ", expected one of ", allowed));
+                      ", expected ", values.empty() ? "0 or more" : allowed));
   }
   return {};
 }

@@ -42,7 +42,7 @@ struct TypeRule {
 
 struct Option {
   const char* name;
-  std::span<const int64_t> values;  // the values allowed, the first is the default; none: any from 0 up
+  std::span<const int64_t> values;  // the values allowed, the default first; none: 0, the default, or more
 };
 
 // A kernel's options, in the order of GemmProblem::config.

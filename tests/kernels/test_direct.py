@@ -96,7 +96,8 @@ def test_limits_and_candidates():
         (replace(problem, m=1 << 20, batch=(1, 1 << 12)), "2^31"),
     ):
         reason = check(ROW, (0, 0), beyond, H200)[0]
-        assert reason.startswith("kernel 'direct': ") and limit in reason
+        assert reason.startswith("kernel 'direct': ")
+        assert limit in reason
     every = candidates(ROW, (0, 0), problem, H200)
     assert sorted(one.config for one in every) == sorted(OPTIONS)
     assert [one.microseconds for one in every] == sorted(one.microseconds for one in every)

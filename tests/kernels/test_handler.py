@@ -249,10 +249,10 @@ def test_options_of_every_kernel_are_checked():
         text = f"attribute 'config': kernel '{row.name}' has {len(defaults)} options, got {len(defaults) + 1} values"
         assert text in check(row, (*defaults, 0))
         for i, (name, allowed) in enumerate(row.options.items()):
-            if allowed:
-                wrong = max(allowed) + 1
-                expected = f"option '{name}' of kernel '{row.name}': got {wrong}, expected one of"
-                assert expected in check(row, (*defaults[:i], wrong, *defaults[i + 1 :]))
+            wrong = max(allowed) + 1 if allowed else -1
+            expected = "one of" if allowed else "0 or more"
+            text = f"option '{name}' of kernel '{row.name}': got {wrong}, expected {expected}"
+            assert text in check(row, (*defaults[:i], wrong, *defaults[i + 1 :]))
 
 
 def _needing_workspace():

@@ -37,7 +37,7 @@ macro(jaxgemm_enable_cuda)
       message(FATAL_ERROR "jaxgemm: no CUDA compiler. Install the CUDA 13 toolkit, or the nvcc wheels listed in "
                           "ffi/toolchain/backend.py, or build without CUDA: JAXGEMM_CUDA=OFF")
     endif()
-    # The real toolkit root: nvcc may be a link or a wrapper script, and only it knows.
+    # The toolkit's root as nvcc reports it: the nvcc that was found may be a link or a wrapper script.
     execute_process(COMMAND ${_nvcc} --dryrun -c -x cu /dev/null -o /dev/null ERROR_VARIABLE _dryrun)
     string(REGEX MATCH "#\\$ TOP=([^\n\r]*)" _ "${_dryrun}")
     get_filename_component(_root "${CMAKE_MATCH_1}" REALPATH)

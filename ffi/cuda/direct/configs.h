@@ -17,9 +17,8 @@ struct TileConfig {
 
   // Rows of A that lie along m are loaded 32 at a time.
   constexpr bool fits(Major major_a) const { return major_a == Major::kK || m % 32 == 0; }
-  constexpr int groups() const {
-    return m * n / 128;
-  }  // of four neighbouring results of a row, for each lane of a warp
+  // Groups of four neighbouring results of a row, for each lane of a warp.
+  constexpr int groups() const { return m * n / 128; }
 };
 
 // Indexed by the option `tile`, less one.

@@ -16,8 +16,8 @@
 namespace jaxgemm::cuda {
 namespace {
 
-constexpr int kBlock = 128, kBlockK = 32,
-              kWarp = 64;  // block tile along m and n, and along k; warp tile along m and n
+constexpr int kBlock = 128, kBlockK = 32;  // the block tile's extents: along m and n, and along k
+constexpr int kWarp = 64;                  // the warp tile's extent along m and n
 constexpr int kTileBytes = kBlock * kBlockK * 2, kStageBytes = 2 * kTileBytes, kThreads = 128;
 
 // One operand's tile in shared memory: lines along k or across it, as they lie in global memory, cut into
@@ -37,7 +37,7 @@ struct SharedTile {
 template <typename In, bool kAlongK>
 struct Copy {
   using Tile = SharedTile<kAlongK>;
-  static constexpr int kLines = kThreads / Tile::kChunks;  // that the block copies in a round
+  static constexpr int kLines = kThreads / Tile::kChunks;  // that the block copies at a time
   static constexpr int kRounds = kBlock * kBlockK / 8 / kThreads;
 
   __device__ __forceinline__ Copy(const TileOperand<In>& x, int64_t batch, int64_t first, int64_t extent)

@@ -3,7 +3,8 @@
 //
 // The next tile is fetched into registers before the present one is multiplied. After 15 of its 16 steps of k
 // it goes into the other buffer, and the last step's products cover the first read from there. Global latency
-// is hidden as well now, and one barrier a tile suffices, since nobody writes the buffer that is being read.
+// is hidden as well now, and one barrier a tile suffices, since no thread writes the buffer that is being
+// read.
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename T::A) == 2 ? 1 : 2)
         read_fragments(stage, k + 1);
         add_outer_product(acc, a_column[k % 2], b_row[k % 2]);
       }
-      // After the last tile this stores a stale one: cheaper than a branch, and nobody multiplies it.
+      // After the last tile this stores a stale one: cheaper than a branch, and it is not multiplied.
       put(stage ^ 1);
       __syncthreads();
       read_fragments(stage ^ 1, 0);

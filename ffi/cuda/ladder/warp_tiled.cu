@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 2) warp_tiled(const __grid_constant_
         read_fragments(kStage, k + 1);
         add_outer_product(acc, a_column[k % 2], b_row[k % 2]);
       }
-      // After the last tile this stores a stale one: cheaper than a branch, and nobody multiplies it.
+      // After the last tile this stores a stale one: cheaper than a branch, and it is not multiplied.
       put(kStage ^ 1);
       __syncthreads();
       read_fragments(kStage ^ 1, 0);

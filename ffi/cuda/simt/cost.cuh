@@ -72,7 +72,7 @@ struct BlockCost {
   double overhead;      // clocks, once a block
   double first_stages;  // that a block asks for before its first FMA
 
-  // Clocks of `count` blocks of so many stages, side by side on one multiprocessor.
+  // Clocks of `count` blocks of `stages` stages each, side by side on one multiprocessor.
   double together(double count, double stages) const {
     const double issue = (slots * stages + epilogue) / (4 * utilisation(count * warps / 4));
     const double shared = passes * stages / kSharedRate;

@@ -38,7 +38,7 @@ int64_t tile_total(const GemmProblem& p, const TileInfo& t) {
 size_t partial_bytes(const GemmProblem& p, const Plan& plan) {
   if (plan.ranges == 0) return 0;
   const TileInfo& t = tiles_for(p)[plan.tile];
-  // One more than the last slot: see Cuts.
+  // The number of slots: see Cuts::slot.
   const int64_t slots = plan.ranges + tile_total(p, t) - plan.whole - 1;
   return static_cast<size_t>(slots) * t.bm * t.bn * (16 / t.vec);
 }

@@ -20,7 +20,7 @@ struct Chip {
 
 // The first `whole` output tiles take a block each. The rest is cut into `ranges` equal runs of stages, a
 // block each, and a second kernel sums up the tiles that were cut: see work.cuh. With ranges == 0 all tiles
-// are whole; with a multiple of the number of other tiles this is plain split-K.
+// are whole. Where `ranges` is a multiple of the number of cut tiles, this is plain split-K.
 struct Plan {
   int tile = 0;  // index into tiles_for(p)
   int64_t whole = 0;
@@ -31,8 +31,7 @@ struct Plan {
   double cycles = 0;                        // the model's estimate
 };
 
-// Byte offsets in a launch's workspace, which begins with the partial sums: of the repacked operands, and its
-// size.
+// A launch's workspace: the partial sums, then the repacked operands at byte offsets `a` and `b`.
 struct Workspace {
   size_t a = 0, b = 0, total = 0;
 };
@@ -44,8 +43,8 @@ Matrix repacked_b(const GemmProblem& p);
 
 constexpr unsigned kNoChunks = ~0u;
 
-// Whether shared memory has room for sums beside the stages. Without, tiles with Home::kShared have one chunk
-// of K.
+// Whether shared memory has room for sums beside the stages. Without it, tiles with Home::kShared have one
+// chunk of K.
 constexpr bool has_room_for_chunks(const Chip& chip) { return chip.shared_bytes >= (160 << 10); }
 
 std::span<const TileInfo> tiles_for(const GemmProblem& p);

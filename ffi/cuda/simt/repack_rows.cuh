@@ -17,7 +17,7 @@ struct RepackOperand {
   int64_t batch[2] = {0, 0}, batch_stride[2] = {0, 0};
 };
 
-// Both in one launch; their elements have 4 or 8 bytes.
+// Repacks both operands in one launch. Their elements have 4 or 8 bytes.
 void launch_repack(const RepackOperand& a, const RepackOperand& b, size_t element_bytes, cudaStream_t stream);
 
 }  // namespace jaxgemm::cuda::simt

@@ -55,8 +55,8 @@ struct Cuts {
   __host__ __device__ __forceinline__ explicit Cuts(const Outputs<Acc>& p)
       : tiles(p.tiles - p.whole), tile_stages(p.tile_stages), ranges(p.ranges) {}
 
-  // The first stage of a range. Where the tiles divide the ranges it is a multiple of a tile's stages, or
-  // plain split-K.
+  // The first stage of a range. Where the number of tiles divides that of the ranges, this is a multiple of a
+  // tile's stages: plain split-K.
   __host__ __device__ __forceinline__ int64_t begin(int64_t range) const {
     return range * (tiles * tile_stages) / ranges;
   }

@@ -64,8 +64,8 @@ double modelled_time(const GemmProblem& p, const Plan& plan) {
   const double out = m * n * batch * (p.d == DType::kF32 ? 4 : 2);
   const double memory = (2 * batch * (m * k + k * n) + out) / kDram;
   const double units = tiles - split_tiles + split_units;
-  const double reach =
-      std::min(1.0, 0.3 + 0.7 * units / kModelSms);  // the part of memory's bandwidth that few units reach
+  // Few units do not reach all of memory's bandwidth.
+  const double reach = std::min(1.0, 0.3 + 0.7 * units / kModelSms);
   double time = kLaunch + std::max(compute, memory / reach + stores);
   if (plan.splits > 1) {
     const double written = split_units * std::min<double>(t.m, m) * std::min<double>(t.n, n) * 4;

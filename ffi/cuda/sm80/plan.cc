@@ -14,8 +14,7 @@ namespace jaxgemm::cuda::sm80 {
 namespace {
 
 constexpr int64_t kMaxSplits = 128;
-constexpr int64_t kMinSplitTiles =
-    4;  // tiles along k of a split; fewer would only fill and drain its pipeline
+constexpr int64_t kMinSplitTiles = 4;  // along k: a split of fewer only fills and drains its pipeline
 constexpr double kRepackLaunch = 2.0;
 constexpr double kRepackLine = 8e-4;   // microseconds for the ends of a row
 constexpr double kRepackRate = 3.5e6;  // bytes a microsecond, read and written

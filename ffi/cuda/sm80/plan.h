@@ -20,8 +20,8 @@ struct PlannedOperand {
 struct Plan {
   int tile = 0;      // of kTiles
   bool wide = true;  // otherwise kNarrowTile
-  // The last tiles may be split along K: all of them when there are few, those of an incomplete round
-  // otherwise.
+  // The last `split_tiles` tiles are split along K: all tiles when there are few, otherwise those of an
+  // incomplete round.
   int splits = 1;
   int64_t split_tiles = 0;
   PlannedOperand a, b;

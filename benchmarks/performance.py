@@ -268,6 +268,13 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
         both_builds,
     ),
     (
+        "Two builds in turn, since",
+        _H100 / "builds_bf16.json",
+        "The same for suite bf16: before and after the engine's parts got names and folders of their own, calls one\n"
+        "encoder, and `auto` its table of rules.",
+        both_builds,
+    ),
+    (
         "Tracing",
         RESULTS / "cpu/tracing.json",
         "Processor time to trace a model of 500 products, over jnp's.",

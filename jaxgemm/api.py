@@ -17,13 +17,13 @@ from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.arguments import (
     Options,
+    as_bias,
     broadcast,
     canonical_dtype,
     check_activation,
     gives_way,
     no_epilogue_of_booleans,
     of_one_type,
-    one_a_column,
     option_pairs,
     promoted_pair,
     result_dtype,
@@ -109,7 +109,7 @@ def gemm(
     if dtype == np.bool_:
         no_epilogue_of_booleans(static_alpha != 1.0, c is not None, bias is not None, activation is not None)
     c = None if c is None else broadcast(c, shape, out)
-    bias = None if bias is None else one_a_column(bias, shape[-1], out)
+    bias = None if bias is None else as_bias("gemm", bias, shape[-1:], "one element a column", out)
     _check_activation(activation, out)
 
     multiply = partial(

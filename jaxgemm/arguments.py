@@ -158,13 +158,13 @@ def broadcast(c: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
         raise ValueError(f"gemm: c of shape {array.shape} does not broadcast to the result's {shape}") from None
 
 
-def one_a_column(bias: ArrayLike, n: int, out: np.dtype) -> jax.Array:
-    """``bias`` as an array of n elements, for a result of type ``out``."""
+def as_bias(function: str, bias: ArrayLike, shape: tuple[int, ...], meaning: str, out: np.dtype) -> jax.Array:
+    """``bias`` as an array for a result of type ``out``; ValueError, with the shape's meaning, if it has another."""
     array = as_array("bias", bias)
     same_kind("bias", array, out)
     unmixed(array, out)
-    if array.shape != (n,):
-        raise ValueError(f"gemm: bias must have shape ({n},), one element a column, got {array.shape}")
+    if array.shape != shape:
+        raise ValueError(f"{function}: bias must have shape {shape}, {meaning}, got {array.shape}")
     return array
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -89,12 +89,12 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     if type(drhs) is not ad.Zero:
         terms.append(gemm_p.bind(lhs, drhs, **product))
     terms += addends(epilogue, dextra, out)
-    if not terms:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    tangent = terms[0]
-    for term in terms[1:]:
-        tangent = ad.add_tangents(tangent, term)
-    return out, tangent
+    return out, tangent_of(out, terms)
+
+
+def tangent_of(out: jax.Array, terms: Sequence[Any]) -> Any:
+    """The tangent of ``out`` that these add up to; without any it is zero."""
+    return reduce(ad.add_tangents, terms) if terms else ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
 def activate(activation: Epilogue, out_dtype: np.dtype, z: jax.Array) -> jax.Array:

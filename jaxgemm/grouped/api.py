@@ -15,11 +15,10 @@ from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm.arguments import (
     as_array,
+    as_bias,
     canonical_dtype,
     check_activation,
     promoted_pair,
-    same_kind,
-    unmixed,
     weakly_typed,
 )
 from jaxgemm.epilogue import Epilogue, apply, composed_type
@@ -81,18 +80,19 @@ def ragged_dot(
         )
     out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
     sizes, offset = _sizes(group_sizes, group_offset, x.shape[0], w.shape[0])
-    extra = None if bias is None else _bias(bias, (w.shape[0], w.shape[2]), out)
+    held = w.shape[0]
+    extra = None if bias is None else as_bias("ragged_dot", bias, (held, w.shape[2]), "a row for each group", out)
     check_activation("ragged_dot", activation)
     _check_kernel(kernel)
     epilogue = Epilogue(has_bias=extra is not None, activation=activation)
     between = out
     if not epilogue.is_scaling:
         between = composed_type(epilogue, (x, w, *([] if extra is None else [extra])), out, by_xla=True)
-    z = _rows(x, w, sizes, offset, transposed=False, out=between, precision=precision, kernel=kernel)
+    z = _bind(Form(False, False, held), x, w, sizes, offset, out=between, precision=precision, kernel=kernel)
     if not epilogue.is_scaling:
-        mine = groups.owner(sizes, offset, x.shape[0], w.shape[0])
+        mine = groups.owner(sizes, offset, x.shape[0], held)
         rows = None if extra is None else extra.at[mine].get(mode="fill", fill_value=0)
-        z = jnp.where((mine < w.shape[0])[:, None], apply(epilogue, z, None, rows, out), jnp.zeros((), out))
+        z = jnp.where((mine < held)[:, None], apply(epilogue, z, None, rows, out), jnp.zeros((), out))
     if out_sharding is not None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak and preferred_element_type is None and extra is None else z
@@ -152,22 +152,6 @@ def ragged_dot_general(
     return weakly_typed(z) if weak and preferred_element_type is None else z
 
 
-def _rows(
-    x: jax.Array,
-    w: jax.Array,
-    sizes: jax.Array,
-    offset: jax.Array,
-    *,
-    transposed: bool,
-    out: np.dtype,
-    precision: prec.Precision,
-    kernel: str,
-) -> jax.Array:
-    """Each row times its group's weights, by the primitive."""
-    form = Form(False, transposed, w.shape[-3])
-    return _bind(form, x, w, sizes, offset, out=out, precision=precision, kernel=kernel)
-
-
 def _bind(form: Form, *operands: jax.Array, out: np.dtype, precision: prec.Precision, kernel: str) -> jax.Array:
     x, w, *where = operands
     result: jax.Array = grouped_p.bind(
@@ -202,7 +186,7 @@ def _offset(given: ArrayLike | None) -> jax.Array:
     offset = _integers("group_offset", given)
     if offset.shape not in ((), (1,)):
         raise ValueError(f"group_offset: expected one integer, of shape (1,), got shape {offset.shape}")
-    return offset.reshape(1).astype(groups.SIZES)
+    return groups.narrow(offset.reshape(1))
 
 
 def _integers(name: str, given: ArrayLike) -> jax.Array:
@@ -210,15 +194,6 @@ def _integers(name: str, given: ArrayLike) -> jax.Array:
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
     return array
-
-
-def _bias(given: ArrayLike, shape: tuple[int, int], out: np.dtype) -> jax.Array:
-    bias = as_array("bias", given)
-    same_kind("bias", bias, out)
-    unmixed(bias, out)
-    if bias.shape != shape:
-        raise ValueError(f"ragged_dot: bias must have shape {shape}, a row for each group, got {bias.shape}")
-    return bias
 
 
 def _check_kernel(kernel: str) -> None:

@@ -22,6 +22,13 @@ def clamp(sizes: jax.Array, rows: int) -> jax.Array:
     return jnp.clip(sizes, 0, most).astype(SIZES)
 
 
+def narrow(offset: jax.Array) -> jax.Array:
+    """An offset of any integer type as ``SIZES``: one that does not fit is as far from any group as one that does."""
+    given, wanted = jnp.iinfo(offset.dtype), jnp.iinfo(SIZES)
+    least, most = max(int(given.min), int(wanted.min)), min(int(given.max), int(wanted.max))
+    return jnp.clip(offset, least, most).astype(SIZES)
+
+
 def ends(sizes: jax.Array, rows: int) -> jax.Array:
     """The row after the last one of each group, along the last axis."""
     most = jnp.asarray(rows, SIZES)

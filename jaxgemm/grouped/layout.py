@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -65,7 +66,7 @@ def rows(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: 
     held, n, k = rhs.shape[group], prod(rhs.shape[i] for i in columns), prod(rhs.shape[i] for i in rc)
     w = w.reshape((x.shape[0], held, *((n, k) if transposed else (k, n))))
     form = Form(False, transposed, held)
-    out = _over_batches(lambda a, b, s: bind(form, a, b, s), x, w, _per_row(sizes, axes, lhs), len(lb) + len(before))
+    out = _over_batches(partial(bind, form), x, w, _per_row(sizes, axes, lhs), len(lb) + len(before))
     shape = [axes.extents(lhs, kind) for kind in ("batch", "before", "ragged", "after")]
     return out.reshape([*(n for kind in shape for n in kind), *(rhs.shape[i] for i in columns)])
 
@@ -88,7 +89,7 @@ def sums(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: 
     form = Form(True, False, held)
     x, y = x_axes.merged(lhs), y_axes.merged(rhs)
     out = _over_batches(
-        lambda a, b, s: bind(form, a, b, s), x, y, _per_row(sizes, x_axes, lhs), len(lb) + len(x_axes.before), both=True
+        partial(bind, form), x, y, _per_row(sizes, x_axes, lhs), len(lb) + len(x_axes.before), both=True
     )
     out = jnp.sum(out, axis=1, dtype=out.dtype) if several else out[:, 0]
     out = jnp.moveaxis(out, 1, 0)

@@ -33,6 +33,7 @@ from jaxgemm import dtypes
 from jaxgemm._jax_private import check_for_nans, device_count
 from jaxgemm.grouped import by_xla
 from jaxgemm.kernels import UnsupportedError
+from jaxgemm.primitive import tangent_of
 
 grouped_p = Primitive("jaxgemm_grouped")
 grouped_p.def_impl(partial(xla.apply_primitive, grouped_p))
@@ -118,12 +119,7 @@ def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         terms.append(grouped_p.bind(dlhs, rhs, *where, **derived))
     if type(drhs) is not ad.Zero:
         terms.append(grouped_p.bind(lhs, drhs, *where, **derived))
-    if not terms:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    tangent = terms[0]
-    for term in terms[1:]:
-        tangent = ad.add_tangents(tangent, term)
-    return out, tangent
+    return out, tangent_of(out, terms)
 
 
 ad.primitive_jvps[grouped_p] = _jvp_rule

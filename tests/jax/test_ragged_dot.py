@@ -85,6 +85,13 @@ def test_weights_of_some_groups(offset, held, rng):
     close(pull(ct)[0], want)
 
 
+@pytest.mark.parametrize("offset", [2**32, 2**32 + 1, -(2**32), 2**63 - 1])
+def test_an_offset_that_32_bits_cannot_hold_is_beyond_all_groups(offset, rng):
+    x, w = operands(rng)
+    got = jaxgemm.ragged_dot(x, w, jnp.asarray(SIZES["all"]), group_offset=jnp.asarray([offset]))
+    np.testing.assert_array_equal(got, 0)
+
+
 @pytest.mark.parametrize(
     ("activation", "with_bias"), [(None, True), ("relu", False), ("gelu", True), ("sigmoid", True)]
 )

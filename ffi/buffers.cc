@@ -38,18 +38,26 @@ using Operands = std::array<Operand, kMaxOperands>;
 
 // Lists the operands that a call with these attributes must have, and checks that it has them, each of a type
 // in the table.
-std::string read_operands(const Attributes& attributes, bool gated, const Buffers& buffers,
-                          Operands& operands, size_t& count) {
-  const bool has_c = !is_zero(attributes.beta), has_bias = attributes.has_bias;
-  operands = {{{"a"}, {"b"}}};
-  count = 2;
-  if (gated) operands[count++] = {"b_up"};
-  if (has_c) operands[count++] = {"c"};
-  if (has_bias) operands[count++] = {"bias"};
-  if (buffers.operand_count != count) {
-    return join("expected ", count, " operands (a, b", gated ? ", b_up" : "", has_c ? ", c" : "",
-                has_bias ? ", bias" : "", "), got ", buffers.operand_count);
+std::string read_operands(const CallSpec& spec, const Buffers& buffers, Operands& operands, size_t& count) {
+  const bool has_c = !is_zero(spec.attributes.beta), has_bias = spec.attributes.has_bias;
+  count = 0;
+  std::string names;
+  for (const auto& [name, present] :
+       std::initializer_list<std::pair<const char*, bool>>{{"a", true},
+                                                           {"b", true},
+                                                           {"b_up", spec.gated},
+                                                           {"sizes", spec.grouped},
+                                                           {"offset", spec.grouped},
+                                                           {"c", has_c},
+                                                           {"bias", has_bias}}) {
+    if (!present) continue;
+    if (count < kMaxOperands) operands[count] = {name};
+    names += join(count++ == 0 ? "" : ", ", name);
   }
+  if (buffers.operand_count != count) {
+    return join("expected ", count, " operands (", names, "), got ", buffers.operand_count);
+  }
+  if (count > kMaxOperands) return join("no call has all of the operands ", names);
   if (buffers.result_count != 1 && buffers.result_count != 2) {
     return join("expected 1 or 2 results (d, workspace), got ", buffers.result_count);
   }
@@ -64,6 +72,21 @@ std::string read_operands(const Attributes& attributes, bool gated, const Buffer
   return {};
 }
 
+// Whether the buffers of groups, which begin with operand `first`, are those of the problem.
+std::string check_groups(const GemmProblem& p, const Buffers& buffers, const Operands& operands,
+                         size_t first) {
+  const int64_t counts[] = {p.groups.count * (p.groups.sizes_batched ? p.batch[0] : 1), 1};
+  for (size_t i = 0; i < 2; ++i) {
+    const auto [name, dtype] = operands[first + i];
+    const int64_t elements = buffers.operands[first + i].elements;
+    if (dtype != DType::kS32 || elements != counts[i]) {
+      return join("argument '", name, "' has ", elements, " elements of ", dtype_name(dtype), ", expected ",
+                  counts[i], " of ", dtype_name(DType::kS32));
+    }
+  }
+  return {};
+}
+
 // Whether every buffer holds what the problem reads or writes there.
 std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Operands& operands,
                           size_t count) {
@@ -72,7 +95,7 @@ std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Op
   Status fits = check_elements("a", operand[0].elements, required_elements(p.a, p.m, p.k, p.batch));
   if (fits.ok()) fits = check_elements("b", operand[1].elements, required_elements(p.b, p.k, p.n, p.batch));
   if (!fits.ok()) return fits.message;
-  const int64_t outputs = p.m * p.n * p.batch_count();
+  const int64_t outputs = p.m * p.n * p.results();
   if (d.elements != outputs) {
     return join("result 'd' has ", d.elements, " elements, the attributes need ", outputs);
   }
@@ -80,9 +103,15 @@ std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Op
     return join("argument 'b_up' has ", operand[2].elements, " elements of ", dtype_name(operands[2].dtype),
                 ", b has ", operand[1].elements, " of ", dtype_name(p.b.dtype));
   }
-  for (size_t i = 2u + p.gated; i < count; ++i) {
+  size_t i = 2u + p.gated;
+  if (p.grouped()) {
+    if (std::string wrong = check_groups(p, buffers, operands, i); !wrong.empty()) return wrong;
+    i += 2;
+  }
+  for (; i < count; ++i) {
     const auto [name, dtype] = operands[i];
-    const int64_t expected = std::string_view(name) == "c" ? outputs : p.n;
+    const int64_t rows = p.grouped() ? p.batch[1] : 1;  // of the bias
+    const int64_t expected = std::string_view(name) == "c" ? outputs : rows * p.n;
     if (dtype != p.d) {
       return join("argument '", name, "' has type ", dtype_name(dtype), ", the result has ", dtype_name(p.d));
     }
@@ -111,12 +140,11 @@ Buffers::Buffers(ffi::RemainingArgs args, ffi::RemainingRets rets)
 std::string decode(const WireAttributes& from, const Buffers& buffers, const Place& place, Request& request) {
   CallSpec spec;
   spec.gated = place.gated;
-  if (std::string wrong = read(from, spec.attributes); !wrong.empty()) return wrong;
+  spec.grouped = place.grouped;
+  if (std::string wrong = read(from, place.grouped, spec.attributes); !wrong.empty()) return wrong;
   Operands operands;
   size_t count = 0;
-  if (std::string wrong = read_operands(spec.attributes, place.gated, buffers, operands, count);
-      !wrong.empty())
-    return wrong;
+  if (std::string wrong = read_operands(spec, buffers, operands, count); !wrong.empty()) return wrong;
   const Buffer &d = buffers.results[0], &workspace = buffers.results[1];
   if (d.type == Buffer::kNone) return "result 'd' is not a buffer";
   if (!from_xla(d.type, spec.d)) {
@@ -142,12 +170,15 @@ std::string decode(const WireAttributes& from, const Buffers& buffers, const Pla
 }
 
 GemmBuffers addresses(const GemmProblem& p, const Buffers& buffers) {
-  const auto& operand = buffers.operands;
-  return {.a = operand[0].data,
-          .b = operand[1].data,
-          .b_up = p.gated ? operand[2].data : nullptr,
-          .c = p.has_c ? operand[2u + p.gated].data : nullptr,
-          .bias = p.has_bias ? operand[buffers.operand_count - 1].data : nullptr,
+  const Buffer* operand = buffers.operands.data();
+  const auto next = [&](bool present) -> void* { return present ? (operand++)->data : nullptr; };
+  return {.a = next(true),  // in this order, as the operands are
+          .b = next(true),
+          .b_up = next(p.gated),
+          .sizes = static_cast<const int32_t*>(next(p.grouped())),
+          .offset = static_cast<const int32_t*>(next(p.grouped())),
+          .c = next(p.has_c),
+          .bias = next(p.has_bias),
           .d = buffers.results[0].data,
           .workspace = buffers.results[1].data};
 }

@@ -24,8 +24,9 @@ constexpr size_t kMaxOperands = 5, kMaxResults = 2;
 
 struct Buffers {
   size_t operand_count = 0, result_count = 0;  // how many XLA passes; the arrays hold the first ones
-  std::array<Buffer, kMaxOperands> operands;   // a, b, then those of b_up, c and bias that the call has
-  std::array<Buffer, kMaxResults> results;     // d, workspace
+  // a, b, then those of b_up, sizes, offset, c and bias that the call has
+  std::array<Buffer, kMaxOperands> operands;
+  std::array<Buffer, kMaxResults> results;  // d, workspace
 
   Buffers(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets);
 };
@@ -34,7 +35,7 @@ struct Buffers {
 struct Place {
   Platform platform;
   int arch = 0;  // compute capability times ten; 0 on CPU
-  bool gated = false;
+  bool gated = false, grouped = false;
 };
 
 // A decoded call: the problem, and the kernel that computes it.
@@ -44,9 +45,9 @@ struct Request {
   size_t workspace = 0;  // bytes that the kernel needs
 };
 
-// Decodes a call. Operands are a, b, for a gated product b_up, then c when beta is not 0, then bias; results
-// are d, then a workspace if there is one. Returns what is wrong with the call, or an empty string.
-// request.problem.config points into the attributes.
+// Decodes a call. Operands are a, b, for a gated product b_up, for a grouped one sizes and offset, then c
+// when beta is not 0, then bias; results are d, then a workspace if there is one. Returns what is wrong with
+// the call, or an empty string. request.problem.config points into the attributes.
 std::string decode(const WireAttributes& attributes, const Buffers& buffers, const Place& place,
                    Request& request);
 

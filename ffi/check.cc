@@ -102,6 +102,28 @@ Status decode_operands(const Attributes& attributes, GemmProblem& p) {
   return {};
 }
 
+Status decode_groups(std::span<const int64_t> groups, GemmProblem& p) {
+  if (groups.size() != 3) {
+    return wrong(
+        join("attribute 'groups': expected 3 integers (form, sizes, sizes batched), got ", groups.size()));
+  }
+  if (groups[0] < 1 || groups[0] > 2 || groups[1] < 0 || groups[2] < 0 || groups[2] > 1) {
+    return wrong(join("attribute 'groups': got form ", groups[0], ", ", groups[1], " sizes, batched ",
+                      groups[2], "; expected a form of 1 or 2, sizes of at least 0 and batched 0 or 1"));
+  }
+  p.groups = {.form = static_cast<Form>(groups[0]), .count = groups[1], .sizes_batched = groups[2] == 1};
+  if (p.has_c || p.alpha != 1.0) return wrong("a grouped product takes no alpha or c");
+  const bool sums = p.groups.form == Form::kSums;
+  if (p.a.transposed != sums || p.a.batch_stride[1] != 0 || (sums && p.b.batch_stride[1] != 0)) {
+    return wrong(
+        "a grouped product's rows lie along k, and only the operand of weights has a matrix for each group");
+  }
+  if (sums && (p.gated || p.has_bias || p.activation != Activation::kNone)) {
+    return wrong("a grouped product of the form 'sums' has no epilogue");
+  }
+  return {};
+}
+
 Status decode_epilogue(const Attributes& attributes, GemmProblem& p) {
   p.alpha = attributes.alpha;
   p.beta = attributes.beta;
@@ -110,6 +132,7 @@ Status decode_epilogue(const Attributes& attributes, GemmProblem& p) {
   if (p.gated && (p.has_c || p.has_bias || p.alpha != 1.0)) {
     return wrong("a gated product takes no alpha, c or bias");
   }
+  if (p.grouped() && (p.has_c || p.alpha != 1.0)) return wrong("a grouped product takes no alpha or c");
   const Activation* activation = find_activation(attributes.activation);
   if (!activation) {
     return wrong(join("attribute 'activation': got '", attributes.activation, "', expected one of ",
@@ -166,6 +189,9 @@ Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& ent
   if (Status s = decode_dims(attributes.dims, p); !s.ok()) return s;
   if (Status s = decode_operands(attributes, p); !s.ok()) return s;
   if (Status s = decode_epilogue(attributes, p); !s.ok()) return s;
+  if (spec.grouped) {
+    if (Status s = decode_groups(attributes.groups, p); !s.ok()) return s;
+  }
   p.config = attributes.config;
   return check_config(*entry, p.config);
 }

@@ -37,6 +37,7 @@ struct Attributes {
   std::string_view activation;
   std::span<const int64_t> config;  // values of the kernel's options, or nothing
   bool has_bias = false;
+  std::span<const int64_t> groups;  // of grouped calls only: form (1 rows, 2 sums), sizes, sizes batched
 };
 
 // Reads every attribute by read(name, field), which looks it up (in XLA's dictionary for the handler, in
@@ -44,7 +45,7 @@ struct Attributes {
 // attributes that the call has: one that is not read here is an error. Returns the first thing that is wrong,
 // or an empty string.
 template <typename Read>
-std::string read_attributes(Attributes& to, size_t given, Read&& read) {
+std::string read_attributes(Attributes& to, size_t given, bool grouped, Read&& read) {
   std::string wrong;
   size_t count = 0;
   const auto each = [&](const char* name, auto& field) {
@@ -61,16 +62,17 @@ std::string read_attributes(Attributes& to, size_t given, Read&& read) {
   each("activation", to.activation);
   each("config", to.config);
   each("has_bias", to.has_bias);
+  if (grouped) each("groups", to.groups);
   if (wrong.empty() && given != count) wrong = join("expected ", count, " attributes, got ", given);
   return wrong;
 }
 
-// A call that is not decoded: its attributes, the element types of its buffers, and whether it is for the
-// gated handler.
+// A call that is not decoded: its attributes, the element types of its buffers, and whether it is of a gated
+// or a grouped product, for which there are handlers of their own.
 struct CallSpec {
   Attributes attributes;
   DType a = DType::kF32, b = DType::kF32, d = DType::kF32;
-  bool gated = false;
+  bool gated = false, grouped = false;
 };
 
 // Whether x is 0, also on threads that take subnormal numbers for 0 (XLA's CPU threads do).

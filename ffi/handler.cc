@@ -51,7 +51,7 @@ Known know(const WireAttributes& attributes, const Buffers& buffers, const Place
 // outcome of decoding it is remembered.
 ffi::Error resolve(const WireAttributes& attributes, const Buffers& buffers, const Place& place, Call& call) {
   WireKey key;
-  key.add(place.arch * 4 + static_cast<int64_t>(place.platform) * 2 + place.gated);
+  key.add(place.arch * 8 + static_cast<int64_t>(place.platform) * 4 + place.grouped * 2 + place.gated);
   key.add(static_cast<int64_t>(buffers.operand_count << 32 | buffers.result_count));
   for (const Buffer& buffer : buffers.operands) key.add(buffer.elements * 256 + buffer.type + 1);
   for (const Buffer& buffer : buffers.results) key.add(buffer.elements * 256 + buffer.type + 1);
@@ -101,12 +101,18 @@ XLA_FFI_DEFINE_HANDLER(
 
 #ifdef JAXGEMM_CUDA
 
+// The targets of CUDA calls: what operands and attributes a call has follows from its target and its
+// attributes.
+enum class Target : uint8_t { kGemm, kGated, kGrouped, kGroupedGated };
+constexpr bool is_gated(Target x) { return x == Target::kGated || x == Target::kGroupedGated; }
+constexpr bool is_grouped(Target x) { return x == Target::kGrouped || x == Target::kGroupedGated; }
+
 // Decodes the call and, on a device where that has not been done, prepares its kernel: sets function
 // attributes and loads modules.
-template <bool kGated>
+template <Target kTarget>
 ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                         WireAttributes attributes, Call& call) {
-  Place place{.platform = Platform::kCuda, .gated = kGated};
+  Place place{.platform = Platform::kCuda, .gated = is_gated(kTarget), .grouped = is_grouped(kTarget)};
   if (Status s = cuda::device_arch(device, place.arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
   if (ffi::Error e = resolve(attributes, Buffers(args, rets), place, call); e.failure()) return e;
@@ -132,19 +138,19 @@ bool initialized_before(const WireAttributes& attributes, int32_t device) {
 
 // XLA does not capture the initialize stage, so per-device set-up belongs here. Attributes are decoded only
 // if this thread has not initialized the call.
-template <bool kGated>
+template <Target kTarget>
 ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                            WireAttributes attributes) {
   if (attributes.attrs->size == 0 || initialized_before(attributes, device)) return ffi::Error::Success();
   Call call;
-  return resolve_cuda<kGated>(device, args, rets, attributes, call);
+  return resolve_cuda<kTarget>(device, args, rets, attributes, call);
 }
 
-template <bool kGated>
+template <Target kTarget>
 ffi::Error execute_cuda(CUstream_st* stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                         WireAttributes attributes) {
   Call call;
-  if (ffi::Error e = resolve_cuda<kGated>(device, args, rets, attributes, call); e.failure()) return e;
+  if (ffi::Error e = resolve_cuda<kTarget>(device, args, rets, attributes, call); e.failure()) return e;
   Executor executor;
   executor.stream = stream;
   executor.device = device;
@@ -167,13 +173,16 @@ auto bind_execute() {
       .Attrs<WireAttributes>();
 }
 
-// The execute stage only launches kernels on the given stream, so XLA may capture it in a command buffer.
-XLA_FFI_DEFINE_HANDLER(kInitializeCuda, initialize_cuda<false>, bind_initialize());
-XLA_FFI_DEFINE_HANDLER(kExecuteCuda, execute_cuda<false>, bind_execute(),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kInitializeGatedCuda, initialize_cuda<true>, bind_initialize());
-XLA_FFI_DEFINE_HANDLER(kExecuteGatedCuda, execute_cuda<true>, bind_execute(),
-                       {ffi::Traits::kCmdBufferCompatible});
+  // The execute stage only launches kernels on the given stream, so XLA may capture it in a command buffer.
+  #define JAXGEMM_HANDLERS(target)                                                                      \
+    XLA_FFI_DEFINE_HANDLER(kInitialize##target, initialize_cuda<Target::k##target>, bind_initialize()); \
+    XLA_FFI_DEFINE_HANDLER(kExecute##target, execute_cuda<Target::k##target>, bind_execute(),           \
+                           {ffi::Traits::kCmdBufferCompatible});
+JAXGEMM_HANDLERS(Gemm)
+JAXGEMM_HANDLERS(Gated)
+JAXGEMM_HANDLERS(Grouped)
+JAXGEMM_HANDLERS(GroupedGated)
+  #undef JAXGEMM_HANDLERS
 
 #endif
 
@@ -182,10 +191,14 @@ XLA_FFI_DEFINE_HANDLER(kExecuteGatedCuda, execute_cuda<true>, bind_execute(),
 std::vector<Registration> registrations() {
   std::vector<Registration> out = {{"jaxgemm_gemm", "cpu", "execute", reinterpret_cast<void*>(kExecuteCpu)}};
 #ifdef JAXGEMM_CUDA
-  out.push_back({"jaxgemm_gemm", "CUDA", "initialize", reinterpret_cast<void*>(kInitializeCuda)});
-  out.push_back({"jaxgemm_gemm", "CUDA", "execute", reinterpret_cast<void*>(kExecuteCuda)});
-  out.push_back({"jaxgemm_gated_gemm", "CUDA", "initialize", reinterpret_cast<void*>(kInitializeGatedCuda)});
-  out.push_back({"jaxgemm_gated_gemm", "CUDA", "execute", reinterpret_cast<void*>(kExecuteGatedCuda)});
+  const auto add = [&](const char* target, auto* initialize, auto* execute) {
+    out.push_back({target, "CUDA", "initialize", reinterpret_cast<void*>(initialize)});
+    out.push_back({target, "CUDA", "execute", reinterpret_cast<void*>(execute)});
+  };
+  add("jaxgemm_gemm", kInitializeGemm, kExecuteGemm);
+  add("jaxgemm_gated_gemm", kInitializeGated, kExecuteGated);
+  add("jaxgemm_grouped_gemm", kInitializeGrouped, kExecuteGrouped);
+  add("jaxgemm_grouped_gated_gemm", kInitializeGroupedGated, kExecuteGroupedGated);
 #endif
   return out;
 }

@@ -84,6 +84,7 @@ struct KernelEntry {
   std::span<const TypeRule> types = {};
   Options options = {};
   bool gated = false;            // runs gated problems too
+  bool grouped = false;          // and grouped ones
   bool tf32 = false;             // fp32 operands are rounded to TF32 on their way to the tensor cores
   bool deterministic = false;    // same bits on every run
   bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows

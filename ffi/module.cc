@@ -53,6 +53,7 @@ nb::list kernel_list() {
     row["types"] = nb::tuple(types);
     row["options"] = options;
     row["gated"] = e.gated;
+    row["grouped"] = e.grouped;
     row["tf32"] = e.tf32;
     row["deterministic"] = e.deterministic;
     row["batch_invariant"] = e.batch_invariant;
@@ -86,12 +87,14 @@ class PythonCall {
     spec_.b = parse_dtype(dtypes[1]);
     spec_.d = parse_dtype(dtypes[2]);
     spec_.gated = gated;
-    wrong_ = read_attributes(spec_.attributes, attributes.size(), [&](const char* name, auto& field) {
+    spec_.grouped = attributes.contains("groups");
+    const auto look_up = [&](const char* name, auto& field) {
       if (!attributes.contains(name)) return std::string("it is missing");
       nb::object value = attributes[name];
       kept_.push_back(value);
       return read(value, field) ? std::string() : std::string("it has a wrong type");
-    });
+    };
+    wrong_ = read_attributes(spec_.attributes, attributes.size(), spec_.grouped, look_up);
   }
 
   Status decode(GemmProblem& problem, const KernelEntry*& entry) const {

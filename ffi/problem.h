@@ -30,6 +30,20 @@ struct Matrix {
   int64_t batch_stride[2] = {0, 0};
 };
 
+// What a grouped product does with its groups, which are rows of A that follow each other.
+enum class Form : uint8_t {
+  kNone,  // the product is not grouped
+  kRows,  // each row of A is multiplied by its group's B, and rows without a group give zeros
+  kSums,  // each group has a result of its own, the sum over its rows: op(A)'s columns are then these rows
+};
+
+// Groups of a grouped product. How many rows each has, and the group of the first B, only the device knows.
+struct Groups {
+  Form form = Form::kNone;
+  int64_t count = 0;           // of sizes
+  bool sizes_batched = false;  // each product of the batch has sizes of its own
+};
+
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;
   int64_t batch[2] = {1, 1};
@@ -42,18 +56,27 @@ struct GemmProblem {
   // D = activation(A * B) * (A * B_up) instead. B_up has the type and layout of B; alpha is 1, and there is
   // neither C nor bias.
   bool gated = false;
+  // In a grouped product the inner batch is that of the groups of which there is a B ("rows") or a result
+  // ("sums"). A has no such level, and of the form "rows" neither has D. C is absent, and alpha is 1.
+  Groups groups;
   std::span<const int64_t> config;  // values of the kernel's options, in the order its row names them
 
   int64_t batch_count() const { return batch[0] * batch[1]; }
-  bool output_empty() const { return m == 0 || n == 0 || batch_count() == 0; }
+  bool grouped() const { return groups.form != Form::kNone; }
+  // Matrices of D.
+  int64_t results() const { return groups.form == Form::kRows ? batch[0] : batch_count(); }
+  bool output_empty() const { return m == 0 || n == 0 || results() == 0; }
 };
 
 struct GemmBuffers {
   const void* a = nullptr;
   const void* b = nullptr;
   const void* b_up = nullptr;  // null unless problem.gated
+  // Null unless the product is grouped: how many rows each group has, and the group of the first B, or of the
+  // first result.
+  const int32_t *sizes = nullptr, *offset = nullptr;
   const void* c = nullptr;     // null unless problem.has_c
-  const void* bias = nullptr;  // null unless problem.has_bias
+  const void* bias = nullptr;  // null unless problem.has_bias; a row for each group that has a B
   void* d = nullptr;
   void* workspace = nullptr;  // KernelEntry::workspace(problem) bytes, 256-byte aligned, not initialised
 };

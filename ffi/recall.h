@@ -12,8 +12,10 @@
 
 namespace jaxgemm {
 
+constexpr size_t kProblemWords = 17;
+
 // All fields of a problem, and two numbers of the caller's, as words to compare and to hash.
-using ProblemKey = std::array<int64_t, 16 + kMaxOptions>;
+using ProblemKey = std::array<int64_t, kProblemWords + kMaxOptions>;
 
 inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
   const int64_t kinds[] = {static_cast<int64_t>(p.a.dtype),
@@ -44,8 +46,9 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
                     p.b.batch_stride[0],
                     p.b.batch_stride[1],
                     std::bit_cast<int64_t>(p.alpha),
-                    std::bit_cast<int64_t>(p.beta)};
-  for (size_t i = 0; i < p.config.size() && i < kMaxOptions; ++i) key[16 + i] = p.config[i];
+                    std::bit_cast<int64_t>(p.beta),
+                    p.groups.count << 3 | static_cast<int64_t>(p.groups.form) << 1 | p.groups.sizes_batched};
+  for (size_t i = 0; i < p.config.size() && i < kMaxOptions; ++i) key[kProblemWords + i] = p.config[i];
   return key;
 }
 

@@ -71,6 +71,7 @@ std::string unsupported_reason(const KernelEntry& entry, const GemmProblem& p, i
                 dtype_name(p.d), "; it supports ", types_text(entry));
   }
   if (p.gated && !entry.gated) return join("kernel '", entry.name, "' has no gated form");
+  if (p.grouped() && !entry.grouped) return join("kernel '", entry.name, "' has no grouped form");
   if (accumulator_of(p.a.dtype) == DType::kS32) {
     if (std::string why = not_integral(entry, p); !why.empty()) return why;
   }

@@ -25,9 +25,9 @@ struct WireAttributes {
 };
 
 // Returns what is wrong with the attributes, or an empty string. `to` points into them.
-inline std::string read(const WireAttributes& from, Attributes& to) {
+inline std::string read(const WireAttributes& from, bool grouped, Attributes& to) {
   const xla::ffi::Dictionary dictionary(from.attrs);
-  return read_attributes(to, dictionary.size(), [&]<typename T>(const char* name, T& field) -> std::string {
+  const auto look_up = [&]<typename T>(const char* name, T& field) -> std::string {
     constexpr bool kIsArray = std::is_same_v<T, std::span<const int64_t>>;
     using Wire = std::conditional_t<kIsArray, xla::ffi::Span<const int64_t>, T>;
     const xla::ffi::ErrorOr<Wire> found = dictionary.get<Wire>(name);
@@ -37,7 +37,8 @@ inline std::string read(const WireAttributes& from, Attributes& to) {
     else
       field = *found;
     return {};
-  });
+  };
+  return read_attributes(to, dictionary.size(), grouped, look_up);
 }
 
 // Everything of a call but its buffers' addresses, as words. Two keys are equal when the same words were

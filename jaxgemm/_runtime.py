@@ -14,6 +14,8 @@ import jax
 #: The name under which XLA finds the handlers.
 TARGET = "jaxgemm_gemm"
 GATED_TARGET = "jaxgemm_gated_gemm"
+GROUPED_TARGET = "jaxgemm_grouped_gemm"
+GROUPED_GATED_TARGET = "jaxgemm_grouped_gated_gemm"
 
 
 #: What holds the handlers, the kernel table and the kernels; the compiled module is a binding to it.

@@ -36,6 +36,7 @@ class Kernel:
         pins: options and values that make the kernel batch-invariant once all others are fixed; empty: none do. 0 is
             for an option that changes no sum, and is chosen for the problem at hand.
         gated: whether it computes :func:`jaxgemm.gated_gemm`'s pair of products in one launch.
+        grouped: whether it computes the products of :func:`jaxgemm.ragged_dot`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Kernel:
     built: bool
     pins: dict[str, int] = field(default_factory=dict)
     gated: bool = False
+    grouped: bool = False
 
 
 @cache

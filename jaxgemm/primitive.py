@@ -32,7 +32,7 @@ from jaxgemm._jax_private import (
     is_partly_manual,
     needs_devices_while_lowering,
 )
-from jaxgemm._runtime import GATED_TARGET, TARGET
+from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, TARGET
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Plan, Problem, plan
@@ -305,12 +305,16 @@ def _lower(
 
 
 def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Sequence[jax.Array]) -> jax.Array:
-    """The problem by the chosen kernel, a result of this shape; operands are a, b[, b_up][, c][, bias]."""
+    """The problem by the chosen kernel, a result of this shape.
+
+    Operands are a, b[, b_up][, sizes, offset][, c][, bias].
+    """
     assert choice.kernel is not None
     results = [jax.ShapeDtypeStruct(shape, jnp.dtype(problem.dtypes[2]))]
     if choice.workspace:
         results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
-    run = jax.ffi.ffi_call(GATED_TARGET if problem.gated else TARGET, results)
+    targets = (GROUPED_TARGET, GROUPED_GATED_TARGET) if problem.groups else (TARGET, GATED_TARGET)
+    run = jax.ffi.ffi_call(targets[problem.gated], results)
     out: jax.Array = run(*operands, **wire.attributes(choice.kernel.name, choice.config, problem))[0]
     return out
 

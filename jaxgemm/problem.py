@@ -30,6 +30,21 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """The groups of a grouped product: see ffi/problem.h.
+
+    Attributes:
+        sums: whether rows are summed over, a result for each group; else each row is multiplied by its group's b.
+        count: how many sizes there are.
+        sizes_batched: whether each product of the outer batch has sizes of its own.
+    """
+
+    sums: bool
+    count: int
+    sizes_batched: bool = False
+
+
+@dataclass(frozen=True)
 class Problem:
     """The product a kernel is asked for.
 
@@ -40,6 +55,7 @@ class Problem:
         dtypes: element types of a, b and d, by name.
         epilogue: what follows the product.
         gated: whether the result is ``activation(a b) * (a b_up)``, with a ``b_up`` that lies as ``b`` does.
+        groups: of a grouped product, whose inner batch is that of the groups which have a b or a result.
     """
 
     m: int
@@ -51,11 +67,16 @@ class Problem:
     dtypes: tuple[str, str, str]
     epilogue: Epilogue
     gated: bool = False
+    groups: Groups | None = None
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions: 2 m n k for each product of the batch, of which a gated one is two."""
-        return (4 if self.gated else 2) * self.m * self.n * self.k * prod(self.batch)
+        """Multiplications and additions: 2 m n k for each product of the batch, of which a gated one is two.
+
+        Of a grouped product, those of all rows, as if each had a group.
+        """
+        batch = self.batch[0] if self.groups else prod(self.batch)
+        return (4 if self.gated else 2) * self.m * self.n * self.k * batch
 
     @property
     def layout(self) -> str:

@@ -241,4 +241,14 @@ GATED_COMPOSED = Reason(
 GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes the pair in one launch")
 
 #: All that decides and is no rule: these need what their caller knows.
-REASONS = (BY_NAME, SYMBOLIC, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING)
+#: How a grouped product is computed.
+GROUPED_ONE_LAUNCH = Reason(
+    "grouped-one-launch", "one launch expects to take no longer than a dense product for each group"
+)
+GROUPED_DENSE = Reason("grouped-dense", "a dense product for each group should take less")
+GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")
+
+REASONS = (
+    *(BY_NAME, SYMBOLIC, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
+    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_MISSING),
+)

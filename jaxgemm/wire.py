@@ -16,10 +16,11 @@ def attributes(kernel: str, config: tuple[int, ...], problem: Problem) -> dict[s
         kernel: a row of the kernel table, by name.
         config: values for the kernel's options, in their order; empty: the kernel's own defaults.
         problem: what is to be computed. Element types are not among the attributes: they are the buffers' own. Nor is
-            whether it is gated, for which there is a target of its own.
+            whether it is gated, for which there is a target of its own. Only a grouped product has groups.
     """
-    epilogue = problem.epilogue
-    return {
+    epilogue, groups = problem.epilogue, problem.groups
+    grouped = {"groups": _integers(1 + groups.sums, groups.count, groups.sizes_batched)} if groups else {}
+    return grouped | {
         "kernel": kernel,
         "dims": _integers(problem.m, problem.n, problem.k, *problem.batch),
         "a": _matrix(problem.a),

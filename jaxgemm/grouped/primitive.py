@@ -32,7 +32,8 @@ from jax.interpreters import ad, batching, mlir, xla
 from jaxgemm import dtypes
 from jaxgemm._jax_private import check_for_nans, device_count
 from jaxgemm.grouped import by_xla
-from jaxgemm.kernels import UnsupportedError
+from jaxgemm.grouped.launch import decide, launch
+from jaxgemm.kernels import device_for
 from jaxgemm.primitive import tangent_of
 
 grouped_p = Primitive("jaxgemm_grouped")
@@ -188,6 +189,10 @@ batching.primitive_batchers[grouped_p] = _batch_rule
 
 def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> jax.Array:
     form: Form = params["form"]
+    if parts == 1:
+        choice = decide(device_for(platform), operands, params)
+        if choice.kernel is not None:
+            return launch(choice, operands, params)
     product = {name: params[name] for name in ("precision", "preferred_element_type")}
     product |= {"platform": platform, "out_sharding": None, "parts": parts}
     if form.sums:
@@ -198,8 +203,6 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    if params["strict"] and params["kernel"] not in ("auto", "xla"):
-        raise UnsupportedError(f"kernel '{params['kernel']}' has no grouped form; products of groups are XLA's")
     function = partial(_compute, platform, device_count(ctx), **params)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 

@@ -25,7 +25,7 @@ class TileBias {
  public:
   __device__ __forceinline__ void load(const Output& out, const Strip& first, int lane) {
     if (!out.bias) return;
-    const uint16_t* const bias = static_cast<const uint16_t*>(out.bias);
+    const uint16_t* const bias = static_cast<const uint16_t*>(out.bias) + first.group * out.cols;
     const int cols = static_cast<int>(out.cols);
     if (out.swap) {
 #pragma unroll

@@ -117,7 +117,8 @@ bool tile_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, boo
   const auto allows = [&](Option option, int64_t value) {
     return !fixed(p, option) || fixed(p, option) == value;
   };
-  if (t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns)) return false;
+  if (t.grouped != Grouped::kNo || t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns))
+    return false;
   if (!allows(kTileM, t.tile_m) || !allows(kTileN, t.tile_n) || !allows(kBlocks, t.blocks)) return false;
   if (!allows(kSchedule, static_cast<int>(t.schedule))) return false;
   if (!allows(kUnaligned, unaligned_of(t)) || !allows(kEveryEighth, no_or_yes(t.every_eighth))) return false;
@@ -145,6 +146,7 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
 }  // namespace
 
 std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& machine) {
+  if (p.grouped()) return rank_grouped(p, machine);
   std::vector<RankedConfig> ranked;
   for (const bool swap : {false, true}) {
     if (fixed(p, kSwap) && fixed(p, kSwap) != no_or_yes(swap)) continue;

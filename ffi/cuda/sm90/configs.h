@@ -22,6 +22,11 @@ enum class Schedule : uint8_t { kCooperative = 1, kPingPong = 2 };
 // accumulators then hold both values of a result, and the epilogue multiplies them in registers.
 enum class Gated : uint8_t { kNo, kColumns, kRows };
 
+// A grouped product (groups.cuh). Rows of A are tokens here: a tile has tokens of one group only, along its
+// rows, or along its columns where groups have few and operands are swapped; or tokens are what is summed
+// over.
+enum class Grouped : uint8_t { kNo, kRows, kColumns, kSums };
+
 // A tile that the right edge of the result cuts to this many columns or fewer multiplies only this many.
 constexpr int kNarrowColumns = 64;
 
@@ -40,6 +45,7 @@ struct TileConfig {
   int blocks = 1;             // that share a multiprocessor
   bool realigns = false;      // y is shifted on its way: see unaligned/ways.h
   bool every_eighth = false;  // its rows are every eighth row of x: see unaligned/ways.h
+  Grouped grouped = Grouped::kNo;
 
   // Whether y must be K-major. Widths that are no multiple of 32 would begin MN-major blocks in the middle of
   // L2's lines, which costs more than such widths save.
@@ -52,7 +58,7 @@ struct TileConfig {
   constexpr int group_rows() const { return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers; }
   // Whether the tile has a form that multiplies kNarrowColumns only.
   constexpr bool has_narrow_form() const {
-    return gated == Gated::kNo && tile_n > kNarrowColumns && !realigns;
+    return gated == Gated::kNo && tile_n > kNarrowColumns && !realigns && grouped == Grouped::kNo;
   }
   // A thread's registers for results.
   constexpr int accumulators() const { return group_rows() * tile_n / 128; }
@@ -78,7 +84,8 @@ struct TileConfig {
   constexpr bool can_slice(int slices) const {
     const int finish = finished_warps(slices);
     return schedule == Schedule::kPingPong && gated == Gated::kNo && !has_narrow_form() && blocks == 1 &&
-           !realigns && !every_eighth && finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
+           !realigns && !every_eighth && grouped == Grouped::kNo &&
+           finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
   }
 
   // Bytes that a consumer warp stages its results in. Where blocks share the multiprocessor, two strips'
@@ -139,7 +146,7 @@ constexpr TileConfig kTiles[] = {
     {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .every_eighth = true},
     {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .every_eighth = true},
     {.tile_m = 64, .tile_n = 192, .consumers = 2, .schedule = kPingPong, .every_eighth = true},
-    // Gated tiles come last: weights along the columns, or along the rows for few rows of A.
+    // Gated tiles: weights along the columns, or along the rows for few rows of A.
     {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .gated = Gated::kColumns},
     {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .gated = Gated::kColumns},
     // For narrow weights.
@@ -148,6 +155,40 @@ constexpr TileConfig kTiles[] = {
     {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
     {.tile_m = 128, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
     {.tile_m = 128, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
+    // Tiles of grouped products come last.
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kRows},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kRows},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
+    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
+    {.tile_m = 64, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
+    {.tile_m = 64, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kSums},
+    {.tile_m = 128, .tile_n = 192, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kSums},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kSums},
+    {.tile_m = 128,
+     .tile_n = 256,
+     .consumers = 2,
+     .schedule = kCooperative,
+     .gated = Gated::kColumns,
+     .grouped = Grouped::kRows},
+    {.tile_m = 128,
+     .tile_n = 128,
+     .consumers = 2,
+     .schedule = kPingPong,
+     .gated = Gated::kColumns,
+     .grouped = Grouped::kRows},
+    {.tile_m = 128,
+     .tile_n = 64,
+     .consumers = 2,
+     .schedule = kPingPong,
+     .gated = Gated::kRows,
+     .grouped = Grouped::kColumns},
+    {.tile_m = 128,
+     .tile_n = 16,
+     .consumers = 2,
+     .schedule = kPingPong,
+     .gated = Gated::kRows,
+     .grouped = Grouped::kColumns},
 };
 
 // Whether the last column of tiles is cut to kNarrowColumns or fewer.
@@ -156,9 +197,12 @@ constexpr bool has_narrow_edge(const TileConfig& t, int64_t columns) {
 }
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-constexpr int kGatedTileCount = 7;
-constexpr int kPlainTileCount = kTileCount - kGatedTileCount;
+constexpr int kGatedTileCount = 7, kGroupedTileCount = 13;
+constexpr int kPlainTileCount = kTileCount - kGatedTileCount - kGroupedTileCount;
+constexpr int kUngroupedTileCount = kPlainTileCount + kGatedTileCount;
 static_assert(kTiles[kPlainTileCount - 1].gated == Gated::kNo && kTiles[kPlainTileCount].gated != Gated::kNo);
+static_assert(kTiles[kUngroupedTileCount - 1].grouped == Grouped::kNo &&
+              kTiles[kUngroupedTileCount].grouped != Grouped::kNo);
 
 // An MN-major operand is loaded and laid out in blocks of this many of its rows. 64 make the better copies;
 // 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a gated tile,

@@ -153,15 +153,8 @@ struct Case {
   Units u;
   double throttle;  // how many times longer multiprocessors take, as power lowers their clock
 
-  Case(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms)
-      : p(p),
-        s(s),
-        t(t),
-        c(c),
-        sms(sms),
-        a(p.a, p.m, p.k, t, c.swap),
-        b(p.b, p.k, p.n, t, !c.swap),
-        u(s, t, c, sms) {
+  Case(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms, const Units& u)
+      : p(p), s(s), t(t), c(c), sms(sms), a(p.a, p.m, p.k, t, c.swap), b(p.b, p.k, p.n, t, !c.swap), u(u) {
     const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
     throttle = 1 + kThrottle * work / (work + kThrottleWork);
   }
@@ -329,7 +322,12 @@ int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {
 
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c,
           const Machine& machine) {
-  const Case x(p, s, t, c, machine.multiprocessors);
+  return cost(p, s, t, c, machine, Units(s, t, c, machine.multiprocessors));
+}
+
+Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine,
+          const Units& units) {
+  const Case x(p, s, t, c, machine.multiprocessors, units);
   const int64_t k_steps = t.every_eighth ? every_eighth_steps(s.k, p.a.ld) : ceil_div(s.k, kTileK);
   const double steps = std::ceil(double(std::max<int64_t>(1, k_steps)) / c.split_k);  // of a unit
   const double step = step_time(x, t.tile_n), waves = wave_count(x, step);

@@ -21,6 +21,9 @@ struct Cost {
 };
 
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine);
+// The same where units are not those that follow from the shape.
+Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine,
+          const Units& units);
 
 // Stages of the ring that are left empty, as the others have enough bytes in flight to keep memory busy.
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);
@@ -33,6 +36,9 @@ struct RankedConfig {
 // The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
 // that the problem's config fixes are kept. Empty when nothing matches.
 std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine& machine);
+
+// Those of a grouped product.
+std::vector<RankedConfig> rank_grouped(const GemmProblem& problem, const Machine& machine);
 
 // A value for each of the kernel's options, in their order.
 std::vector<int64_t> options_of(const Config& config);

@@ -102,7 +102,7 @@ class Elements {
   // beta C plus the bias, for an element.
   __device__ __forceinline__ float added(const Place& place, const Strip& s) const {
     const float c = out_.c ? out_.beta * element(out_.c, place.index(out_, s)) : 0.f;
-    return out_.bias ? c + element(out_.bias, place.d_col(out_, s)) : c;
+    return out_.bias ? c + element(out_.bias, s.group * out_.cols + place.d_col(out_, s)) : c;
   }
   __device__ __forceinline__ float element(const void* from, int64_t index) const {
     return out_.f32 ? static_cast<const float*>(from)[index]

@@ -84,18 +84,38 @@ struct GatedParams : Params {
   CUtensorMap up;
 };
 
+// Groups of a grouped product. A batch has `rows` tokens, and a group of the first `count` sizes after the
+// other has them. `held` groups from *offset on have weights, or in "sums" a result.
+struct GroupTable {
+  const int32_t *sizes, *offset;
+  uint32_t count, stride;  // of sizes; from one batch's to the next one's, 0: all batches have the same
+  uint32_t held, batches, rows;
+  // Of products that multiply tokens by weights: clusters along the weights' columns, tiles of tokens that
+  // are walked together, and steps of k.
+  uint32_t columns, walk, k_blocks;
+};
+
+// Grouped products; `up` has a meaning in gated ones only.
+struct GroupedParams : GatedParams {
+  GroupTable groups;
+};
+
 // The kernel for one tile, the majors of x and y, and the operands' type.
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
 struct Engine {
   using In = In_;
-  using Parameters = std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
-                                        std::conditional_t<kConfig.every_eighth, EveryEighthParams, Params>>;
+  using Parameters = std::conditional_t<
+      kConfig.grouped != Grouped::kNo, GroupedParams,
+      std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
+                         std::conditional_t<kConfig.every_eighth, EveryEighthParams, Params>>>;
   static constexpr TileConfig kTile = kConfig;
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
   static constexpr bool kHasNarrow = kConfig.has_narrow_form();
   static constexpr int kConsumers = kConfig.consumers;
+  static constexpr Grouped kGrouped = kConfig.grouped;
+  static constexpr bool kIsGrouped = kGrouped != Grouped::kNo;
   static constexpr bool kRealigns = kConfig.realigns, kEveryEighth = kConfig.every_eighth;
   static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealignWarps : 0);
   static constexpr int kGroupRows = kConfig.group_rows();
@@ -153,6 +173,8 @@ struct Engine {
   static constexpr int kWholeStrips = kConfig.whole_strips();
   static constexpr int kResultBlocksM = kGated == Gated::kRows ? kBlocksM / 2 : kBlocksM;
   static_assert(kGated != Gated::kColumns || (kMajorY == Major::kMN && kLoadedY % kBlockY == 0));
+  static_assert(kGrouped != Grouped::kSums ||
+                (kMajorX == Major::kMN && kMajorY == Major::kMN && kBlockY == 64));
   static_assert(kGated != Gated::kRows || (kMajorX == Major::kMN && kPingPong && kBlocksM == 2));
 };
 
@@ -167,6 +189,8 @@ struct Accumulators {
 struct Strip {
   int64_t row, col;
   int split, batch;
+  // In a grouped product: the end of the group's tokens, and the group among those that have weights.
+  int end = 0, group = 0;
 };
 
 // The column of a tile where strip number `strip` begins. The last may overlap the one before it.

@@ -69,7 +69,7 @@ class EpilogueWarp {
       store_gated(acc, first);
     else if (out_.path >= StorePath::kFp32)
       store_elements(acc, first);
-    else if (out_.swap)
+    else if (swapped())
       store<true>(acc, first);
     else
       store<false>(acc, first);
@@ -91,8 +91,17 @@ class EpilogueWarp {
       store_finished<kSwap>(acc, first);
   }
 
+  // Whether the engine's rows are D's columns: known when a grouped tile is compiled.
+  __device__ __forceinline__ bool swapped() const {
+    return E::kIsGrouped ? E::kGrouped == Grouped::kColumns : out_.swap;
+  }
   __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
-    return {first.row + i / kAcross * 64, first.col + strip_column<E>(i % kAcross), first.split, first.batch};
+    return {first.row + i / kAcross * 64,
+            first.col + strip_column<E>(i % kAcross),
+            first.split,
+            first.batch,
+            first.end,
+            first.group};
   }
   __device__ __forceinline__ bool outside(const Strip& s) const {
     return rows_left(s) <= 0 || cols_left(s) <= 0;
@@ -102,7 +111,7 @@ class EpilogueWarp {
   template <bool kTransposed>
   __device__ __forceinline__ void store_tma(const Accumulators<E>& acc, const Strip& first) {
     const int rows = rows_of<kTransposed>(first) - static_cast<int>(first.row);
-    const int cols = static_cast<int>((kTransposed ? out_.rows : out_.cols) - first.col);
+    const int cols = static_cast<int>(cols_of<kTransposed>(first) - first.col);
     uint32_t staged = staging_ + staged_matrix<kTransposed, kCols>(0, lane_);
     asm volatile("" : "+r"(staged));  // computed here, not for every strip
 #pragma unroll
@@ -136,7 +145,7 @@ class EpilogueWarp {
       for_strip(acc, i, [&](int e, float value) { x[e] = value; });
       if (out_.path != StorePath::kFp32)
         elements.template write<true>(x, strip, rows, cols);
-      else if (out_.swap)
+      else if (swapped())
         elements.template write_own<true, float>(x, strip, rows, cols);
       else
         elements.template write_own<false, float>(x, strip, rows, cols);
@@ -204,7 +213,7 @@ class EpilogueWarp {
       if (out_.path == StorePath::kElements)
         Elements<E>(out_, staging_, lane_)
             .template write<false>(x, strip, rows_left(strip), cols_left(strip));
-      else if (out_.swap)
+      else if (swapped())
         put<true>(x, strip, i % kAcross);
       else
         put<false>(x, strip, i % kAcross);
@@ -243,17 +252,25 @@ class EpilogueWarp {
 
   // The engine's rows of a strip's product; below 2^31.
   __device__ __forceinline__ int rows_of(const Strip& s) const {
-    return out_.swap ? rows_of<true>(s) : rows_of<false>(s);
+    return swapped() ? rows_of<true>(s) : rows_of<false>(s);
   }
   template <bool kSwap>
   __device__ __forceinline__ int rows_of(const Strip& s) const {
+    if constexpr (E::kGrouped == Grouped::kRows) return s.end;
     const int rows = static_cast<int>(kSwap ? out_.cols : out_.rows);
     return E::kEveryEighth ? every_eighth_of(rows, s.batch) : rows;
+  }
+  // And its columns.
+  template <bool kSwap>
+  __device__ __forceinline__ int64_t cols_of(const Strip& s) const {
+    if constexpr (E::kGrouped == Grouped::kColumns) return s.end;
+    return kSwap ? out_.rows : out_.cols;
   }
   // The rows and columns of a strip that exist; none if 0 or less.
   __device__ int rows_left(const Strip& s) const { return min(rows_of(s) - static_cast<int>(s.row), 16); }
   __device__ __forceinline__ int cols_left(const Strip& s) const {
-    return min(static_cast<int>(out_.swap ? out_.rows : out_.cols) - static_cast<int>(s.col), kCols);
+    const int64_t cols = swapped() ? cols_of<true>(s) : cols_of<false>(s);
+    return min(static_cast<int>(cols) - static_cast<int>(s.col), kCols);
   }
   // Stages values in a buffer as 16-bit rows of kCols columns, or as columns of 16 rows when transposed, in
   // the copy engine's swizzle. `first`: this lane's address for the first 16 columns.
@@ -282,6 +299,9 @@ class EpilogueWarp {
   }
   template <bool kTransposed>
   __device__ __forceinline__ void copy(uint32_t buffer, const Strip& s) const {
+    if constexpr (E::kGrouped == Grouped::kRows || E::kGrouped == Grouped::kColumns) {
+      if (cut<kTransposed>(s)) return copy_cut<kTransposed>(buffer, s);
+    }
     fence_shared_to_async();
     __syncwarp();
     if (lane_ == 0) {
@@ -289,6 +309,31 @@ class EpilogueWarp {
       tma_store(d_map<E>(p_, s.batch), buffer, kTransposed ? row : col, kTransposed ? col : row, s.batch);
       tma_store_commit();
     }
+  }
+
+  // Whether the group's tokens end within a strip. What follows in D is another group's.
+  template <bool kTransposed>
+  __device__ __forceinline__ bool cut(const Strip& s) const {
+    return kTransposed ? cols_left(s) < kCols : rows_left(s) < 16;
+  }
+  // Stores such a strip from its buffer, a vector of 8 results at a time. The copy engine counts an empty
+  // group of stores, so that buffers keep taking turns.
+  template <bool kTransposed>
+  __device__ __forceinline__ void copy_cut(uint32_t buffer, const Strip& s) const {
+    constexpr int kAcrossD = kTransposed ? 16 : kCols, kVectors = kAcrossD / 8;  // of a staged row
+    constexpr int kStaged = kTransposed ? kCols : 16;
+    const int rows = kTransposed ? cols_left(s) : rows_left(s);
+    const int cols = static_cast<int>(out_.cols - (kTransposed ? s.row : s.col));
+    const int64_t row = kTransposed ? s.col : s.row, col = kTransposed ? s.row : s.col;
+    uint16_t* const d = static_cast<uint16_t*>(out_.d) + s.batch * out_.batch_stride + row * out_.pitch + col;
+    __syncwarp();
+#pragma unroll
+    for (int i = lane_; i < kStaged * kVectors; i += 32) {
+      const int line = i / kVectors, unit = i % kVectors;
+      const uint4 v = load_shared(buffer + swizzled<kAcrossD>(line, 16 * unit));
+      store_global_if(line < rows && 8 * unit < cols, d + line * out_.pitch + 8 * unit, v);
+    }
+    if (lane_ == 0) tma_store_commit();
   }
 
   // Where a strip begins in a D of 16-bit elements.

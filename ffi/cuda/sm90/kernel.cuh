@@ -4,6 +4,7 @@
 
 #include "epilogue.cuh"
 #include "gather.cuh"
+#include "grouped.cuh"
 #include "mainloop.cuh"
 #include "unaligned/realign.cuh"
 
@@ -40,8 +41,10 @@ __device__ __forceinline__ void consume(const Params& p, const SharedLayout<E>& 
     if constexpr (!E::kPingPong) {
       if (p.schedule.one_wave && group > 0) named_barrier_sync(group, 256);
     }
-    const auto arrived = [&](int stage) {
-      if constexpr (E::kEveryEighth) clear_before_rows<E>(p, shared, stage, row, group, unit.batch);
+    const auto arrived = [&](int block, int stage) {
+      if constexpr (E::kEveryEighth) {
+        if (block == 0) clear_before_rows<E>(p, shared, stage, row, group, unit.batch);
+      }
     };
     const auto started = [&] {
       if (finishes) epilogue.fetch(strip);
@@ -108,7 +111,9 @@ template <typename E, typename Ready, typename BlockReady, typename ClusterReady
 __device__ __forceinline__ void load_units(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                            bool sliced, Ready&& ready, BlockReady&& block_ready,
                                            ClusterReady&& cluster_ready) {
-  if constexpr (E::kRealigns) {
+  if constexpr (E::kIsGrouped) {
+    load_groups<E>(p, shared, ready);
+  } else if constexpr (E::kRealigns) {
     ready();
     produce_aligned<E>(p, shared);
   } else if (p.schedule.one_wave) {
@@ -157,7 +162,10 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
   } else if (warp >= 4) {
     ready();
     take_registers<E::kConsumerRegisters>();
-    consume<E>(p, shared, sliced, warp / 4 - 1, warp - 4);
+    if constexpr (E::kIsGrouped)
+      consume_groups<E>(p, shared, warp / 4 - 1, warp - 4);
+    else
+      consume<E>(p, shared, sliced, warp / 4 - 1, warp - 4);
     // The next kernel of the stream may be launched now, and waits for this one's results itself. Earlier it
     // would take room on multiprocessors while it waits. The first warp to release it does so for the block,
     // so all consumers meet first: a ping-pong group that had no unit would be too early.

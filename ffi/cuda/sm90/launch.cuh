@@ -62,6 +62,34 @@ using GatedEngine =
     std::conditional_t<kTile.gated == Gated::kColumns, Engine<kTile, Major::kK, Major::kMN, In>,
                        Engine<kTile, Major::kMN, Major::kK, In>>;
 
+// Which majors a tile of grouped products is compiled for follows from that of the weights. Sums have tokens
+// along k in both operands, which are MN-major then, and gated weights are k x n.
+template <TileConfig kTile, Major kWeights>
+constexpr bool has_weights(bool sums_or_gated = kTile.grouped == Grouped::kSums ||
+                                                kTile.gated != Gated::kNo) {
+  return !sums_or_gated || kWeights == Major::kMN;
+}
+template <TileConfig kTile, Major kWeights, typename In>
+using GroupedEngine = std::conditional_t<
+    kTile.grouped == Grouped::kSums, Engine<kTile, Major::kMN, Major::kMN, In>,
+    std::conditional_t<kTile.grouped == Grouped::kRows, Engine<kTile, Major::kK, kWeights, In>,
+                       Engine<kTile, kWeights, Major::kK, In>>>;
+
+template <typename In, Major kWeights>
+Status launch_grouped_tiles(const GroupedParams& params, const Launch& launch) {
+  Status status{"internal error: no such grouped tile in kernel 'sm90'"};
+  const auto launch_tile = [&]<int kTile>() {
+    if constexpr (has_weights<kTiles[kTile], kWeights>()) {
+      if (kTile == launch.tile)
+        status = launch_engine<GroupedEngine<kTiles[kTile], kWeights, In>>(params, launch);
+    }
+  };
+  [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
+    (launch_tile.template operator()<kUngroupedTileCount + kTile>(), ...);
+  }(std::make_integer_sequence<int, kGroupedTileCount>{});
+  return status;
+}
+
 template <typename In>
 Status launch_gated_tiles(const GatedParams& params, const Launch& launch) {
   Status status{"internal error: no such gated tile in kernel 'sm90'"};

@@ -166,6 +166,44 @@ struct LoadedOperands {
   }
 };
 
+// The stages that the loading warp fills. `ring_` is the next one. Where `idle_stages` are to stay empty, so
+// many of the stages that come after it must have been read, too: `ahead_` is the last of them.
+template <typename E>
+class RingFill {
+ public:
+  __device__ __forceinline__ RingFill(const Params& p, const SharedLayout<E>& shared)
+      : shared_(shared), elected_(elect_one()), idles_(p.idle_stages > 0) {
+    ahead_.skip(p.idle_stages);
+  }
+
+  // Fills `left` > 0 stages from `k` on, with `bytes` each.
+  template <typename X, typename Y, typename Up>
+  __device__ __forceinline__ void fill(const X& x, const Y& y, const Up& up, uint32_t bytes, int k,
+                                       int left) {
+    do {
+      const uint32_t full = shared_.full + 8 * ring_.stage;
+      mbarrier_wait(shared_.empty + 8 * ring_.stage, ring_.parity ^ 1);
+      if (idles_) {
+        mbarrier_wait(shared_.empty + 8 * ahead_.stage, ahead_.parity ^ 1);
+        ahead_.next();
+      }
+      if (elected_) {
+        mbarrier_arrive_expect(full, bytes);
+        x.load(ring_.stage, full, k);
+        y.load(ring_.stage, full, k);
+        up.load(ring_.stage, full, k);
+      }
+      k += kTileK;
+      ring_.next();
+    } while (--left > 0);
+  }
+
+ private:
+  const SharedLayout<E>& shared_;
+  const bool elected_, idles_;
+  RingPosition<E::kStages> ring_, ahead_;
+};
+
 // The loading warp's part of a block. Where the first load goes is computed before the barriers are `ready`.
 // All lanes compute it, so that the results lie in uniform registers, where the copy instruction needs them.
 template <typename E, Walk kWalk, typename F>
@@ -192,29 +230,9 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   y.pin();
   asm volatile("" : "+r"(bytes), "+r"(k), "+r"(left));
   ready();
-  const bool elected = elect_one();
-  // `ring` is the next stage to fill. Where `idle_stages` are to stay empty, so many of the stages that come
-  // after it must have been read, too: `ahead` is the last of them.
-  RingPosition<E::kStages> ring, ahead;
-  const bool idles = p.idle_stages > 0;
-  ahead.skip(p.idle_stages);
+  RingFill<E> ring(p, shared);
   for (;;) {
-    do {
-      const uint32_t full = shared.full + 8 * ring.stage;
-      mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
-      if (idles) {
-        mbarrier_wait(shared.empty + 8 * ahead.stage, ahead.parity ^ 1);
-        ahead.next();
-      }
-      if (elected) {
-        mbarrier_arrive_expect(full, bytes);
-        x.load(ring.stage, full, k);
-        y.load(ring.stage, full, k);
-        up.load(ring.stage, full, k);
-      }
-      k += kTileK;
-      ring.next();
-    } while (--left > 0);
+    ring.fill(x, y, up, bytes, k, left);
     if constexpr (kWalk == Walk::kOneWave) return;
     index = place.next(p.schedule, index);
     if (index >= p.schedule.units) return;
@@ -246,10 +264,24 @@ class StageRelease {
   uint32_t barrier_ = 0, held_ = 0;
 };
 
+// Releases the next `count` stages, of which this warpgroup has nothing to multiply.
+template <typename E>
+__device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const ClusterPlace& place,
+                                            RingPosition<E::kStages>& ring, int count) {
+  StageRelease<E> release(shared, place);
+  for (; count > 0; --count) {
+    mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
+    release.hold(ring.stage);
+    release();
+    ring.next();
+  }
+}
+
 // acc = rows [row, row + kGroupRows) of x times the first kColumns rows of y, over the next k_blocks >= 1
 // stages. One stage's products are in flight while the next stage's are issued, and only then is the stage
-// released. Three hooks: `arrived` is called with the first stage when it has arrived, `started` when its
-// products have been issued, and `issued` when all products have been issued but not yet waited for.
+// released. Three hooks: `arrived` is called with the number of each stage and the stage when that has
+// arrived, `started` when the products of the first have been issued, and `issued` when all products have
+// been issued but not yet waited for.
 template <typename E, int kColumns, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
@@ -269,7 +301,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
     const int stage = ring.stage;
     ring.next();
-    if (block == 0) arrived(stage);
+    arrived(block, stage);
     const uint64_t x = advance(x_base, stage * (E::kBytesX / 16));
     const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
     wgmma_fence();

@@ -75,6 +75,21 @@ Status every_eighth_maps(const PlannedOperand& x, const void* base, int rows, co
   return {};
 }
 
+// The maps of tokens and weights. Groups begin and end at any token, so boxes of tokens are whole ones.
+Status group_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,
+                  Params* params) {
+  const PlannedOperand &x = plan.x(), &y = plan.y();
+  const Config& c = plan.config;
+  const TileConfig& tile = kTiles[c.tile];
+  const bool on_rows = tile.grouped == Grouped::kRows;
+  const Status status =
+      on_rows ? operand_map(x, x_base, tile.result_m(), tile.result_m(), c.cluster_n, p, &params->x)
+              : operand_maps(x, x_base, tile.result_m(), c.cluster_n, p, &params->x, &params->x_edge);
+  if (!status.ok()) return status;
+  return on_rows ? operand_maps(y, y_base, tile.result_n(), c.cluster_m, p, &params->y, &params->y_edge)
+                 : operand_map(y, y_base, tile.result_n(), tile.result_n(), c.cluster_m, p, &params->y);
+}
+
 UnalignedLines lines_of(const PlannedOperand& x, int align) {
   return {.pitch = x.ld,
           .length = static_cast<int>(x.inner()),
@@ -104,6 +119,8 @@ Status load_maps(const Plan& plan, const void* x_base, const void* y_base, const
   const Config& c = plan.config;
   const TileConfig& tile = kTiles[c.tile];
   Status status;
+  if (tile.grouped == Grouped::kRows || tile.grouped == Grouped::kColumns)
+    return group_maps(plan, x_base, y_base, p, params);
   if (tile.every_eighth) {
     const int align = every_eighth_align(x.ld);
     const uint32_t rows = params->schedule.rows;
@@ -134,7 +151,7 @@ Status result_maps(const Plan& plan, const GemmProblem& p, EveryEighthParams* pa
   // Where tiles have every eighth row, the first p.m % 8 of 8 products have one row more than the others.
   const auto encode = [&](const void* base, CUtensorMap* map, CUtensorMap* longer) {
     const int columns = tile.strip_columns();
-    if (!tile.every_eighth) return result_map(p, out, base, p.m, p.batch_count(), columns, map);
+    if (!tile.every_eighth) return result_map(p, out, base, p.m, p.results(), columns, map);
     const int64_t rows = p.m / 8, rest = p.m % 8;
     const Status status = rest ? result_map(p, out, base, rows + 1, rest, columns, longer) : Status{};
     if (rows == 0) *map = *longer;

@@ -18,7 +18,8 @@ StorePath store_path(const Output& out, const GemmProblem& p) {
   if (whole && (plain || p.gated)) return StorePath::kTma;
   if (p.gated || alone) return StorePath::kRows;
   // A bias is read in pairs.
-  if (!has_short_code(p.activation) || !aligned(out.bias, 4)) return StorePath::kElements;
+  const bool paired = aligned(out.bias, 4) && (!p.grouped() || p.n % 2 == 0);
+  if (!has_short_code(p.activation) || !paired) return StorePath::kElements;
   if (whole && aligned(out.c, 16)) return StorePath::kTmaFinished;
   return p.has_c ? StorePath::kElements : StorePath::kRowsFinished;
 }

@@ -55,7 +55,7 @@ Plan make_plan(const GemmProblem& p) {
   plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, swap ? y : x, &plan.workspace);
   plan.b = plan_operand(p.b, p.n, p.b.transposed, p, swap ? x : y, &plan.workspace);
   if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, false, &plan.workspace);
-  plan.idle_stages = idle_stages(Shape(p, swap), tile, plan.config, kModelSms);
+  if (!p.grouped()) plan.idle_stages = idle_stages(Shape(p, swap), tile, plan.config, kModelSms);
   if (plan.config.partials() > 1) {
     plan.partial_pitch = round_up(p.n, 4);
     const int64_t elements = plan.partial_pitch * p.m * p.batch_count() * plan.config.partials();

@@ -26,6 +26,7 @@ constexpr KernelEntry kRows[] = {
      .types = k16BitTypes,
      .options = kOptions,
      .gated = true,
+     .grouped = true,
      .deterministic = true,
      .pins = kPins,
      .unsupported = JAXGEMM_SM90_FN(unsupported_sm90),

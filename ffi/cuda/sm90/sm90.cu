@@ -6,6 +6,7 @@
 #include "../chip.h"
 #include "../planning.h"
 #include "cost.h"
+#include "group_table.h"
 #include "launch.h"
 #include "maps.h"
 #include "plan.h"
@@ -46,17 +47,27 @@ Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers
 }
 
 template <typename In>
+Status launch_grouped(const GemmProblem& p, const Plan& plan, const GroupedParams& params,
+                      const Launch& launch) {
+  const bool k_major = p.groups.form == Form::kRows && plan.b.major == Major::kK;
+  return k_major ? launch_grouped_tiles<In, Major::kK>(params, launch)
+                 : launch_grouped_tiles<In, Major::kMN>(params, launch);
+}
+
+template <typename In>
 Status launch_in(const GemmProblem& p, const Plan& plan, const EveryEighthParams& params,
-                 const CUtensorMap& up, const Launch& launch) {
+                 const CUtensorMap& up, const GemmBuffers& buffers, const Launch& launch) {
+  if (p.grouped())
+    return launch_grouped<In>(p, plan, GroupedParams{{params, up}, group_table(plan, p, buffers)}, launch);
   if (p.gated) return launch_gated_tiles<In>(GatedParams{params, up}, launch);
   return with_majors(plan.x().major, plan.y().major,
                      [&]<Major kX, Major kY>() { return launch_tiles<In, kX, kY>(params, launch); });
 }
 
 Status launch_in(const GemmProblem& p, const Plan& plan, const EveryEighthParams& params,
-                 const CUtensorMap& up, const Launch& launch) {
-  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, up, launch)
-                                   : launch_in<__half>(p, plan, params, up, launch);
+                 const CUtensorMap& up, const GemmBuffers& buffers, const Launch& launch) {
+  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, up, buffers, launch)
+                                   : launch_in<__half>(p, plan, params, up, buffers, launch);
 }
 
 // Where the operands of the product begin: where they were given, or their copies.
@@ -112,8 +123,11 @@ std::string unsupported_sm90(const GemmProblem& p) {
   for (const Matrix* x : {&p.a, &p.b}) {
     if (x->ld > (int64_t(1) << 38)) return "row pitches must be below 2^39 bytes";
   }
+  if (p.grouped()) {
+    if (std::string why = unsupported_groups(p); !why.empty()) return why;
+  }
   if (p.gated) {
-    if (p.batch_count() != 1) return "a gated product of kernel 'sm90' has no batch";
+    if (p.batch_count() != 1 && !p.grouped()) return "a gated product of kernel 'sm90' has no batch";
     if (p.a.transposed || p.b.transposed) return "a gated product of kernel 'sm90' takes row-major operands";
     if (fixed(p, kSplitK) > 1) {
       return "a gated product of kernel 'sm90' is not split along k";
@@ -151,7 +165,7 @@ Status prepare_sm90(const GemmProblem& p, int) {
   Launch launch;
   launch.prepare = true;
   launch.tile = plan.config.tile;
-  return launch_in(p, plan, EveryEighthParams{}, {}, launch);
+  return launch_in(p, plan, EveryEighthParams{}, {}, {}, launch);
 }
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
@@ -169,12 +183,15 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
 
   EveryEighthParams params{};
   CUtensorMap up{};
-  params.schedule = make_schedule(plan, p, multiprocessors(executor.device));
+  params.schedule = p.grouped() ? make_grouped_schedule(plan, p, multiprocessors(executor.device))
+                                : make_schedule(plan, p, multiprocessors(executor.device));
   if (params.schedule.units == 0) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
   params.out = output_of(plan, p, buffers);
   params.batch = batch_of(plan, p);
-  params.rows = static_cast<int>(plan.x().rows);
-  params.cols = static_cast<int>(plan.y().rows);
+  // Groups end at any token, and boxes of tokens are whole ones.
+  const Grouped grouped = kTiles[plan.config.tile].grouped;
+  params.rows = grouped == Grouped::kRows ? INT32_MAX : static_cast<int>(plan.x().rows);
+  params.cols = grouped == Grouped::kColumns ? INT32_MAX : static_cast<int>(plan.y().rows);
   params.idle_stages = static_cast<uint8_t>(plan.idle_stages);
   if (Status status = make_maps(plan, p, operands, &params, &up); !status.ok()) return status;
 
@@ -184,7 +201,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
                       .cluster = plan.config.cluster(),
                       .blocks = dim3(blocks_x, blocks_y, blocks_z),
                       .stream = executor.stream};
-  const Status status = launch_in(p, plan, params, up, launch);
+  const Status status = launch_in(p, plan, params, up, buffers, launch);
   const int partials = plan.config.partials();
   if (!status.ok() || partials == 1) return status;
   return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch, partials,

@@ -1,0 +1,113 @@
+// Which configuration runs a grouped product: all that can are ranked by what they should take if groups are
+// as large as random ones.
+#include <algorithm>
+#include <cmath>
+
+#include "../planning.h"
+#include "cost.h"
+#include "group_table.h"
+
+namespace jaxgemm::cuda::sm90 {
+namespace {
+
+// What is expected of sizes that only the device knows.
+struct Expected {
+  double groups;  // of a batch, that have weights and tokens
+  double tokens;  // of each of them
+
+  explicit Expected(const GemmProblem& p) {
+    const double all = double(p.groups.form == Form::kSums ? p.k : p.m);
+    const double part = std::min(1.0, double(p.batch[1]) / double(std::max<int64_t>(1, p.groups.count)));
+    groups = std::max(1.0, std::min(double(p.batch[1]), all * part));
+    tokens = std::max(1.0, all * part / groups);
+  }
+  // Tiles of so many tokens that a group makes. Where cuts between groups are random, sizes have about an
+  // exponential distribution, of which this is the mean of size / tile, rounded up.
+  double tiles(int tile) const { return 1 / -std::expm1(-tile / tokens); }
+};
+
+// The dense product of as many operations: a batch of products, one for each group.
+GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
+  GemmProblem dense = p;
+  const int64_t tokens = static_cast<int64_t>(std::ceil(expected.tokens));
+  (p.groups.form == Form::kSums ? dense.k : dense.m) = tokens;
+  dense.batch[1] = static_cast<int64_t>(std::ceil(expected.groups));
+  dense.groups = {};
+  return dense;
+}
+
+bool allowed(const GemmProblem& p, const TileConfig& t) {
+  const auto allows = [&](Option option, int64_t value) {
+    return !fixed(p, option) || fixed(p, option) == value;
+  };
+  if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
+    return false;
+  if (p.gated != (t.gated != Gated::kNo)) return false;
+  return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
+         allows(kSchedule, static_cast<int>(t.schedule)) &&
+         allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
+         allows(kReduction, static_cast<int64_t>(Reduction::kWorkspace)) && allows(kUnaligned, 1) &&
+         allows(kEveryEighth, 1) && allows(kGrid, static_cast<int64_t>(Grid::kResident));
+}
+
+// Whether clusters of m x n blocks may share loads. They share tokens, as all tiles of a cluster have the
+// same.
+bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, int m, int n) {
+  if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(s.m, t.result_m()) < m) return false;
+  if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.result_n()) < n) return false;
+  return t.grouped == Grouped::kRows ? m == 1 : t.grouped == Grouped::kColumns ? n == 1 : m == 1 || n == 1;
+}
+
+RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
+                       const Expected& expected, int64_t group, const Machine& machine) {
+  Units units(s, t, c, machine.multiprocessors);
+  if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m());
+  if (t.grouped == Grouped::kColumns) units.columns = expected.tiles(t.result_n());
+  units.products = expected.groups * double(dense.batch[0]);
+  RankedConfig best;
+  for (const int walk : {1, 2, 4, 8, 16}) {
+    if (group ? walk != 1 : walk > 1 && walk > std::max(units.rows, units.columns)) continue;
+    c.group = group ? static_cast<int>(group) : walk;
+    const Cost found = cost(dense, s, t, c, machine, units);
+    if (walk == 1 || found.total < best.cost.total) best = {c, found};
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& machine) {
+  std::vector<RankedConfig> ranked;
+  const Expected expected(p);
+  const GemmProblem dense = stand_in(p, expected);
+  for (int tile = kUngroupedTileCount; tile < kTileCount; ++tile) {
+    const TileConfig& t = kTiles[tile];
+    if (!allowed(p, t)) continue;
+    const bool swap = t.grouped == Grouped::kColumns;
+    const Shape s(dense, swap);
+    for (const int m : {1, 2}) {
+      for (const int n : {1, 2}) {
+        if (!cluster_allowed(p, s, t, m, n)) continue;
+        const Config c{.tile = tile, .cluster_m = m, .cluster_n = n, .swap = swap};
+        ranked.push_back(best_walk(dense, s, t, c, expected, fixed(p, kGroup), machine));
+      }
+    }
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const RankedConfig& x, const RankedConfig& y) { return x.cost.total < y.cost.total; });
+  return ranked;
+}
+
+std::string unsupported_groups(const GemmProblem& p) {
+  const bool sums = p.groups.form == Form::kSums;
+  if (p.batch[1] == 0 || p.groups.count == 0) return "kernel 'sm90' has no grouped product without groups";
+  if (p.k == 0) return "kernel 'sm90' has no grouped product with k = 0";
+  // A group's tokens are counted through all batches, and tiles too, in 31 bits.
+  const int64_t tokens = (sums ? p.k : p.m) * p.batch[0], groups = (p.groups.count + 1) * p.batch[0];
+  if (tokens > INT32_MAX / 2) return "a grouped product of kernel 'sm90' has less than 2^30 tokens";
+  if ((tokens / 16 + groups) * ceil_div(p.n, 64) > INT32_MAX / 2 && !sums)
+    return "a grouped product of kernel 'sm90' has less than 2^30 tiles";
+  return {};
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <bit>
+
+#include "../../arithmetic.h"
+#include "engine.cuh"
+#include "group_table.h"
+#include "plan.h"
+#include "units.h"
+
+namespace jaxgemm::cuda::sm90 {
+namespace {
+
+// Columns of clusters along the weights.
+int64_t weight_columns(const Plan& plan) {
+  const Config& c = plan.config;
+  const TileConfig& t = kTiles[c.tile];
+  return t.grouped == Grouped::kRows ? ceil_div(ceil_div(plan.y().rows, t.result_n()), c.cluster_n)
+                                     : ceil_div(ceil_div(plan.x().rows, t.result_m()), c.cluster_m);
+}
+
+}  // namespace
+
+GroupTable group_table(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
+  const bool sums = p.groups.form == Form::kSums;
+  return {.sizes = buffers.sizes,
+          .offset = buffers.offset,
+          .count = static_cast<uint32_t>(p.groups.count),
+          .stride = static_cast<uint32_t>(p.groups.sizes_batched ? p.groups.count : 0),
+          .held = static_cast<uint32_t>(p.batch[1]),
+          .batches = static_cast<uint32_t>(p.batch[0]),
+          .rows = static_cast<uint32_t>(sums ? p.k : p.m),
+          .columns = static_cast<uint32_t>(weight_columns(plan)),
+          .walk = static_cast<uint32_t>(plan.config.group),
+          .k_blocks = static_cast<uint32_t>(ceil_div(p.k, kTileK))};
+}
+
+TileSchedule make_grouped_schedule(const Plan& plan, const GemmProblem& p, int multiprocessors) {
+  const Config& c = plan.config;
+  const TileConfig& t = kTiles[c.tile];
+  TileSchedule s{};
+  if (t.grouped == Grouped::kSums) {
+    s = make_schedule(plan, p, multiprocessors);
+  } else {
+    // Every group may have a last tile that is cut, and so may the tokens without a group.
+    const int64_t tile = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
+    const int64_t tiles = p.batch[0] * (ceil_div(p.m, tile) + p.groups.count + 1);
+    s.units = static_cast<uint32_t>(tiles * weight_columns(plan));
+    s.cluster_m = static_cast<uint8_t>(c.cluster_m);
+    s.cluster_n = static_cast<uint8_t>(c.cluster_n);
+    s.cluster_shift = static_cast<uint8_t>(std::countr_zero(static_cast<unsigned>(c.cluster())));
+    s.slices = 1;
+    s.products = 1;
+    const int64_t resident = t.blocks * resident_clusters(multiprocessors, c.cluster());
+    s.resident = static_cast<uint16_t>(std::min<int64_t>(s.units, resident));
+  }
+  s.one_wave = s.columns_first = false;
+  s.narrow_col = -1;
+  return s;
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,115 @@
+"""Which kernel computes a grouped product: one of ours in one launch, or XLA's dense products, one for each group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgemm import precision as prec
+from jaxgemm import rules, xla_hopper
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import Device, UnsupportedError, find_kernel, kernels
+from jaxgemm.problem import Groups, Matrix, Problem
+from jaxgemm.select import Choice, resolve
+
+
+def problem(
+    lhs: Any,
+    rhs: Any,
+    sizes: Any,
+    *,
+    sums: bool,
+    transposed: bool,
+    held: int,
+    out: Any,
+    epilogue: Epilogue | None = None,
+    gated: bool = False,
+) -> Problem:
+    """The problem of a grouped product.
+
+    Args:
+        lhs, rhs, sizes: anything with a shape and a dtype, as the primitive ``jaxgemm_grouped`` has them.
+        sums, transposed, held: as :class:`jaxgemm.grouped.primitive.Form` has them.
+        out: type of the result.
+        epilogue: a bias and an activation.
+        gated: whether it is a pair of products.
+    """
+    outer = next((x.shape[0] for x, rank in ((lhs, 2), (rhs, 2 if sums else 3), (sizes, 1)) if len(x.shape) > rank), 1)
+    rows, k = lhs.shape[-2:]
+    n = rhs.shape[-2 if transposed else -1]
+    step = 0 if len(lhs.shape) == 2 else rows * k
+    a = Matrix(sums, max(k, 1), (step, 0))
+    if sums:
+        b = Matrix(False, max(n, 1), (0 if len(rhs.shape) == 2 else rows * n, 0))
+    else:
+        each = k * n
+        b = Matrix(transposed, max(k if transposed else n, 1), (0 if len(rhs.shape) == 3 else held * each, each))
+    return Problem(
+        m=k if sums else rows,
+        n=n,
+        k=rows if sums else k,
+        batch=(outer, held),
+        a=a,
+        b=b,
+        dtypes=(np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, np.dtype(out).name),
+        epilogue=epilogue or Epilogue(),
+        gated=gated,
+        groups=Groups(sums, sizes.shape[-1], len(sizes.shape) > 1),
+    )
+
+
+def choose(
+    problem: Problem, device: Device, *, precision: prec.Precision, kernel: str, batch_invariant: bool = False
+) -> Choice:
+    """The kernel of a grouped product; no kernel where XLA computes dense ones.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot run it, or none can that is batch-invariant.
+    """
+    if kernel == "xla" and not batch_invariant:
+        return Choice(None, (), 0, "XLA's products were asked for by name", rule=rules.BY_NAME.name)
+    if kernel == "xla":
+        raise UnsupportedError("batch_invariant: XLA's products make no such promise")
+    rows = [row for row in kernels() if row.grouped and row.platform == device.platform]
+    if kernel != "auto":
+        rows = [find_kernel(kernel)]
+        if not rows[0].grouped:
+            raise UnsupportedError(f"kernel '{kernel}' has no grouped form")
+    reasons = [] if rows else [f"no kernel for {device.platform} has a grouped form"]
+    for row in rows:
+        reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
+        found = f"kernel '{row.name}': {reason}" if reason else resolve(row.name, (), problem, device)
+        if isinstance(found, Choice):
+            return _weighed(found, problem, by_name=kernel != "auto", batch_invariant=batch_invariant)
+        reasons.append(found)
+    if kernel != "auto" or batch_invariant:
+        raise UnsupportedError(("batch_invariant: " if batch_invariant else "") + "; ".join(reasons))
+    rule = rules.GROUPED_MISSING if not rows else rules.UNFIT
+    return Choice(None, (), 0, "; ".join(reasons), rule=rule.name)
+
+
+def _weighed(found: Choice, problem: Problem, *, by_name: bool, batch_invariant: bool) -> Choice:
+    """A kernel that can run the problem, or XLA where that should be faster."""
+    assert found.kernel is not None
+    ours, theirs = found.considered[0].microseconds, dense_microseconds(problem)
+    found = replace(found, contender=found.kernel.name, ours=ours, theirs=theirs)
+    if by_name:
+        return replace(found, rule=rules.BY_NAME.name, why=rules.BY_NAME.says)
+    if batch_invariant:  # sums are in one order, whatever the tile
+        return replace(found, rule=rules.INVARIANT.name, why="batch-invariant: a row's sums have one order")
+    if theirs is None or ours <= theirs:
+        expected = "" if theirs is None else f"; dense products should take {theirs:.0f} us"
+        return replace(found, rule=rules.GROUPED_ONE_LAUNCH.name, why=f"one launch for all groups{expected}")
+    why = f"one launch expects {ours:.0f} us, dense products should take {theirs:.0f}"
+    return replace(found, kernel=None, config=(), workspace=0, considered=(), rule=rules.GROUPED_DENSE.name, why=why)
+
+
+def dense_microseconds(problem: Problem) -> float | None:
+    """What XLA's dense products should take, of all rows by each group's weights; None where that is not modelled."""
+    dense = replace(problem, batch=(problem.batch[0], 1), epilogue=Epilogue(), gated=False, groups=None)
+    one = xla_hopper.microseconds(dense)
+    return None if one is None else (1 + problem.gated) * math.ceil(problem.batch[1]) * one

@@ -19,7 +19,7 @@ class Addend {
 
  public:
   __device__ static void init(uint32_t barriers) {
-    for (int i = 0; i < E::kConsumers * 4 * kStagingBuffers; ++i) mbarrier_init(barriers + 8 * i, 1);
+    for (int i = 0; i < E::kConsumers * 4 * E::kBuffers; ++i) mbarrier_init(barriers + 8 * i, 1);
   }
 
   __device__ Addend(const Params& p, uint32_t staging, uint32_t barriers)

@@ -21,9 +21,10 @@ struct Expected {
     groups = std::max(1.0, std::min(double(p.batch[1]), all * part));
     tokens = std::max(1.0, all * part / groups);
   }
-  // Tiles of so many tokens that a group makes. Where cuts between groups are random, sizes have about an
-  // exponential distribution, of which this is the mean of size / tile, rounded up.
-  double tiles(int tile) const { return 1 / -std::expm1(-tile / tokens); }
+  // Tiles of so many tokens that a group makes, where a part of a tile counts in units of `step` tokens.
+  // Where cuts between groups are random, sizes have about an exponential distribution, of which this is the
+  // mean of size / step, rounded up.
+  double tiles(int tile, int step) const { return double(step) / tile / -std::expm1(-step / tokens); }
 };
 
 // The dense product of as many operations: a batch of products, one for each group.
@@ -61,8 +62,10 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
 RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
                        const Expected& expected, int64_t group, const Machine& machine) {
   Units units(s, t, c, machine.multiprocessors);
-  if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m());
-  if (t.grouped == Grouped::kColumns) units.columns = expected.tiles(t.result_n());
+  const bool half = t.has_half_form() || t.schedule == Schedule::kCooperative;
+  const auto tiles = [&](int tokens) { return expected.tiles(tokens, half ? tokens / 2 : tokens); };
+  if (t.grouped == Grouped::kRows) units.rows = tiles(t.result_m());
+  if (t.grouped == Grouped::kColumns) units.columns = tiles(t.result_n());
   units.products = expected.groups * double(dense.batch[0]);
   RankedConfig best;
   for (const int walk : {1, 2, 4, 8, 16}) {

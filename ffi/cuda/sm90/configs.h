@@ -46,6 +46,7 @@ struct TileConfig {
   bool realigns = false;      // y is shifted on its way: see unaligned/ways.h
   bool every_eighth = false;  // its rows are every eighth row of x: see unaligned/ways.h
   Grouped grouped = Grouped::kNo;
+  int staging_buffers = kStagingBuffers;  // of each consumer warp
 
   // Whether y must be K-major. Widths that are no multiple of 32 would begin MN-major blocks in the middle of
   // L2's lines, which costs more than such widths save.
@@ -91,7 +92,19 @@ struct TileConfig {
   // Bytes that a consumer warp stages its results in. Where blocks share the multiprocessor, two strips'
   // worth.
   constexpr int staging_bytes() const {
-    return blocks == 1 ? kStagingBytes : kStagingBuffers * 16 * strip_columns() * 2;
+    return blocks == 1 ? kStagingBytes / kStagingBuffers * staging_buffers
+                       : staging_buffers * 16 * strip_columns() * 2;
+  }
+  // Rows of tokens in a box: a group's last tile loads as many boxes as it has tokens for, and multiplies
+  // half of the tile where one of two is enough.
+  constexpr int token_box(int share) const {
+    const int each = (grouped == Grouped::kRows ? result_m() : result_n()) / share;
+    return each < 64 ? each : 64;
+  }
+  // Whether the tile has a form that multiplies the first half of its tokens only.
+  constexpr bool has_half_form() const {
+    return schedule == Schedule::kPingPong &&
+           ((grouped == Grouped::kRows && tile_m == 128) || (grouped == Grouped::kColumns && tile_n == 128));
   }
   // Bytes of shared memory for the ring of stages, and how many stages of a size fit.
   constexpr int room() const {
@@ -162,9 +175,24 @@ constexpr TileConfig kTiles[] = {
     {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
     {.tile_m = 64, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
     {.tile_m = 64, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
-    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kSums},
-    {.tile_m = 128, .tile_n = 192, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kSums},
-    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kSums},
+    {.tile_m = 128,
+     .tile_n = 256,
+     .consumers = 2,
+     .schedule = kCooperative,
+     .grouped = Grouped::kSums,
+     .staging_buffers = 4},
+    {.tile_m = 128,
+     .tile_n = 192,
+     .consumers = 2,
+     .schedule = kCooperative,
+     .grouped = Grouped::kSums,
+     .staging_buffers = 4},
+    {.tile_m = 128,
+     .tile_n = 128,
+     .consumers = 2,
+     .schedule = kPingPong,
+     .grouped = Grouped::kSums,
+     .staging_buffers = 4},
     {.tile_m = 128,
      .tile_n = 256,
      .consumers = 2,

@@ -112,7 +112,7 @@ struct Engine {
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
-  static constexpr bool kHasNarrow = kConfig.has_narrow_form();
+  static constexpr bool kHasNarrow = kConfig.has_narrow_form(), kHasHalf = kConfig.has_half_form();
   static constexpr int kConsumers = kConfig.consumers;
   static constexpr Grouped kGrouped = kConfig.grouped;
   static constexpr bool kIsGrouped = kGrouped != Grouped::kNo;
@@ -149,7 +149,7 @@ struct Engine {
   static constexpr int kStageBytes = kBytesX + kBytesY;
 
   static constexpr int kStagingBytes = kConfig.staging_bytes(), kAlignment = sm90::kAlignment;
-  static constexpr int kStagingBufferBytes = kStagingBytes / kStagingBuffers;
+  static constexpr int kBuffers = kConfig.staging_buffers, kStagingBufferBytes = kStagingBytes / kBuffers;
   static constexpr int kStagingTotal = kConsumers * 4 * kStagingBytes;
   static constexpr int kStages = kRealigns ? kRealignRingStages : kConfig.stages(kStageBytes);
   static constexpr int kRawStages =
@@ -158,7 +158,7 @@ struct Engine {
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kRawBytes + kStagingTotal + kBarrierBytes;
   static_assert(kStages >= 3 && (!kRealigns || kRawStages >= 3));
-  static constexpr int kAddendBarriers = kConsumers * 4 * kStagingBuffers;
+  static constexpr int kAddendBarriers = kIsGrouped ? 0 : kConsumers * 4 * kBuffers;
   static_assert(8 * (2 * kStages + 2 + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
 
   static constexpr bool kSlices = kConfig.can_slice(2);

@@ -29,7 +29,7 @@ class EpilogueWarp {
   static constexpr int kAcross = E::kStrips, kWholeAcross = E::kWholeStrips;  // strips side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
   static constexpr int kBufferBytes = E::kStagingBufferBytes;
-  static constexpr int kBuffers = kStagingBuffers;
+  static constexpr int kBuffers = E::kBuffers;
   static_assert(16 * kCols * 2 <= kBufferBytes);
   static constexpr int kRowStrips =
       kAcross < 2 ? 1 : 2;  // strips that are written to unaligned rows together

@@ -85,7 +85,14 @@ __device__ __forceinline__ void consume_groups(const GroupedParams& p, const Sha
     }
     epilogue.prefetch(strip);
     Accumulators<E> acc;
-    multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
+    constexpr bool kOnRows = E::kGrouped == Grouped::kRows;
+    if (!E::kHasHalf || unit.end - unit.row > 64) [[likely]] {
+      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
+    } else if constexpr (E::kHasHalf) {
+      constexpr int kColumns = kOnRows ? E::kTileN : E::kTileN / 2,
+                    kBlocks = kOnRows ? E::kBlocksM / 2 : E::kBlocksM;
+      multiply<E, kColumns, kBlocks>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
+    }
     epilogue.store(acc, strip);
   }
   epilogue.drain();
@@ -114,11 +121,11 @@ __device__ __forceinline__ void produce_groups(const GroupedParams& p, const Sha
       bytes = x.start(unit.tile * E::kResultM, x_batch, 0) + y.start(unit.column * E::kResultN, y_batch, 0);
     } else if constexpr (E::kGrouped == Grouped::kRows) {
       const int weights = unit.tile * E::kResultN;
-      bytes = x.start(unit.row, x_batch, 0) + y.start(weights, y_batch, unit.group) +
+      bytes = x.start(unit.row, unit.end - unit.row, x_batch) + y.start(weights, y_batch, unit.group) +
               up.start(weights, y_batch, unit.group);
     } else {
       const int weights = unit.tile * E::kResultM;
-      bytes = x.start(weights, x_batch, unit.group) + y.start(unit.row, y_batch, 0) +
+      bytes = x.start(weights, x_batch, unit.group) + y.start(unit.row, unit.end - unit.row, y_batch) +
               up.start(weights, x_batch, unit.group);
     }
     ring.fill(x, y, up, bytes, unit.k_begin, unit.k_blocks);

@@ -86,6 +86,46 @@ class TmaOperand {
   int copies_ = 0, inner_ = 0, outer_ = 0, batch0_ = 0, batch1_ = 0;
 };
 
+// Loads tokens of one group, which are K-major, in boxes of so many tokens that a group's last tile need not
+// load all of the next group's that would fill it.
+template <int kLines, bool kMulticast, int kStageBytes>
+class TokenOperand {
+ public:
+  __device__ TokenOperand(const CUtensorMap& map, uint32_t shared, uint32_t peers, uint32_t slice,
+                          uint32_t peer_mask)
+      : map_(&map),
+        first_(kMulticast ? static_cast<int>(kLines / peers * slice) : 0),
+        box_(min(64, kMulticast ? static_cast<int>(kLines / peers) : kLines)),
+        to_(shared + first_ * 128),
+        mask_(static_cast<uint16_t>(peer_mask)) {}
+
+  // Moves to the tile that begins at token `line`, of a group that has `left` more. Returns the bytes that a
+  // stage gets, from all blocks together.
+  __device__ uint32_t start(int line, int left, int batch) {
+    left = min(left, kLines);
+    line_ = line + first_;
+    batch_ = batch;
+    copies_ = (left - first_ + box_ - 1) / box_;
+    return (left + box_ - 1) / box_ * box_ * 128;
+  }
+
+  __device__ void load(int stage, uint32_t barrier, int k) const {
+    const uint32_t to = to_ + stage * kStageBytes;
+    if (copies_ > 0) load_box<kMulticast>(to, map_, barrier, k, line_, 0, batch_, mask_);
+    if constexpr (kLines > 64 && !kMulticast) {
+      if (copies_ > 1) load_box<kMulticast>(to + 64 * 128, map_, barrier, k, line_ + 64, 0, batch_, mask_);
+    }
+  }
+
+ private:
+  static_assert(kLines <= 128);
+  const CUtensorMap* map_;
+  int first_, box_;
+  uint32_t to_;
+  uint16_t mask_;
+  int line_ = 0, batch_ = 0, copies_ = 0;
+};
+
 // Stands for the second weight where the product is not gated.
 struct NoOperand {
   __device__ uint32_t start(int, int, int) { return 0; }
@@ -139,21 +179,30 @@ template <typename E, Walk kWalk>
 struct LoadedOperands {
   static constexpr bool kShareX = kWalk == Walk::kShareX || kWalk == Walk::kShareBoth;
   static constexpr bool kShareY = kWalk == Walk::kShareY || kWalk == Walk::kShareBoth;
-  using X = std::conditional_t<E::kEveryEighth, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
-                               TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>>;
-  using Y = TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>;
+  using X =
+      std::conditional_t<E::kGrouped == Grouped::kRows, TokenOperand<E::kLoadedX, kShareX, E::kBytesX>,
+                         std::conditional_t<E::kEveryEighth, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
+                                            TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>>>;
+  using Y =
+      std::conditional_t<E::kGrouped == Grouped::kColumns, TokenOperand<E::kLoadedY, kShareY, E::kBytesY>,
+                         TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>>;
   using Parameters = typename E::Parameters;
 
   static __device__ __forceinline__ X x(const Parameters& p, const SharedLayout<E>& shared,
                                         const ClusterPlace& place, uint32_t mask) {
-    if constexpr (E::kEveryEighth)
+    if constexpr (E::kGrouped == Grouped::kRows)
+      return X(p.x, shared.x, place.cols, place.col, mask);
+    else if constexpr (E::kEveryEighth)
       return X(p.x_from, shared.x, place.cols, place.col, mask);
     else
       return X(p.x, p.x_edge, shared.x, p.rows, place.cols, place.col, mask);
   }
   static __device__ __forceinline__ Y y(const Parameters& p, const SharedLayout<E>& shared,
                                         const ClusterPlace& place, uint32_t mask) {
-    return Y(p.y, p.y_edge, shared.y, p.cols, place.rows, place.row, mask);
+    if constexpr (E::kGrouped == Grouped::kColumns)
+      return Y(p.y, shared.y, place.rows, place.row, mask);
+    else
+      return Y(p.y, p.y_edge, shared.y, p.cols, place.rows, place.row, mask);
   }
   static __device__ __forceinline__ auto up(const Parameters& p, const SharedLayout<E>& shared,
                                             const ClusterPlace& place, uint32_t x_mask, uint32_t y_mask) {
@@ -277,12 +326,13 @@ __device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const
   }
 }
 
-// acc = rows [row, row + kGroupRows) of x times the first kColumns rows of y, over the next k_blocks >= 1
-// stages. One stage's products are in flight while the next stage's are issued, and only then is the stage
-// released. Three hooks: `arrived` is called with the number of each stage and the stage when that has
-// arrived, `started` when the products of the first have been issued, and `issued` when all products have
-// been issued but not yet waited for.
-template <typename E, int kColumns, typename Arrived, typename Started, typename Issued>
+// acc = rows [row, row + kGroupRows) of x, or the first kBlocks blocks of 64 of them, times the first
+// kColumns rows of y, over the next k_blocks >= 1 stages. One stage's products are in flight while the next
+// stage's are issued, and only then is the stage released. Three hooks: `arrived` is called with the number
+// of each stage and the stage when that has arrived, `started` when the products of the first have been
+// issued, and `issued` when all products have been issued but not yet waited for.
+template <typename E, int kColumns, int kBlocks = E::kBlocksM, typename Arrived, typename Started,
+          typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
                                          int k_blocks, Arrived&& arrived, Started&& started,
@@ -308,7 +358,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
 #pragma unroll
     for (int step = 0; step < kTileK / 16; ++step) {
 #pragma unroll
-      for (int i = 0; i < E::kBlocksM; ++i) {
+      for (int i = 0; i < kBlocks; ++i) {
         Mma::mma(reinterpret_cast<float (&)[kColumns / 2]>(acc.value[i]),
                  advance(x, i * X::kRows64 + step * X::kStepK16), advance(y, step * Y::kStepK16), accumulate);
       }
@@ -323,7 +373,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   issued();
   wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < E::kBlocksM; ++i) wgmma_pin(acc.value[i]);
+  for (int i = 0; i < kBlocks; ++i) wgmma_pin(acc.value[i]);
   release();
 }
 

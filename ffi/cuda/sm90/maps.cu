@@ -75,19 +75,22 @@ Status every_eighth_maps(const PlannedOperand& x, const void* base, int rows, co
   return {};
 }
 
-// The maps of tokens and weights. Groups begin and end at any token, so boxes of tokens are whole ones.
+// The maps of tokens and weights.
 Status group_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,
                   Params* params) {
   const PlannedOperand &x = plan.x(), &y = plan.y();
   const Config& c = plan.config;
   const TileConfig& tile = kTiles[c.tile];
   const bool on_rows = tile.grouped == Grouped::kRows;
+  const auto tokens = [&](const PlannedOperand& of, const void* base, int share, CUtensorMap* map) {
+    return encode_rows(of, base, of.inner(), of.outer(), of.ld, kTileK, tile.token_box(share), p, map);
+  };
   const Status status =
-      on_rows ? operand_map(x, x_base, tile.result_m(), tile.result_m(), c.cluster_n, p, &params->x)
+      on_rows ? tokens(x, x_base, c.cluster_n, &params->x)
               : operand_maps(x, x_base, tile.result_m(), c.cluster_n, p, &params->x, &params->x_edge);
   if (!status.ok()) return status;
   return on_rows ? operand_maps(y, y_base, tile.result_n(), c.cluster_m, p, &params->y, &params->y_edge)
-                 : operand_map(y, y_base, tile.result_n(), tile.result_n(), c.cluster_m, p, &params->y);
+                 : tokens(y, y_base, c.cluster_m, &params->y);
 }
 
 UnalignedLines lines_of(const PlannedOperand& x, int align) {

@@ -188,10 +188,8 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   if (params.schedule.units == 0) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
   params.out = output_of(plan, p, buffers);
   params.batch = batch_of(plan, p);
-  // Groups end at any token, and boxes of tokens are whole ones.
-  const Grouped grouped = kTiles[plan.config.tile].grouped;
-  params.rows = grouped == Grouped::kRows ? INT32_MAX : static_cast<int>(plan.x().rows);
-  params.cols = grouped == Grouped::kColumns ? INT32_MAX : static_cast<int>(plan.y().rows);
+  params.rows = static_cast<int>(plan.x().rows);
+  params.cols = static_cast<int>(plan.y().rows);
   params.idle_stages = static_cast<uint8_t>(plan.idle_stages);
   if (Status status = make_maps(plan, p, operands, &params, &up); !status.ok()) return status;
 

@@ -38,17 +38,9 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
 }
 
 bool allowed(const GemmProblem& p, const TileConfig& t) {
-  const auto allows = [&](Option option, int64_t value) {
-    return !fixed(p, option) || fixed(p, option) == value;
-  };
   if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
     return false;
-  if (p.gated != (t.gated != Gated::kNo)) return false;
-  return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
-         allows(kSchedule, static_cast<int>(t.schedule)) &&
-         allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
-         allows(kReduction, static_cast<int64_t>(Reduction::kWorkspace)) && allows(kUnaligned, 1) &&
-         allows(kEveryEighth, 1) && allows(kGrid, static_cast<int64_t>(Grid::kResident));
+  return p.gated == (t.gated != Gated::kNo) && options_allow(p, t);
 }
 
 // Whether clusters of m x n blocks may share loads. They share tokens, as all tiles of a cluster have the
@@ -79,11 +71,22 @@ RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfi
 
 }  // namespace
 
+bool options_allow(const GemmProblem& p, const TileConfig& t) {
+  const auto allows = [&](Option option, int64_t value) {
+    return !fixed(p, option) || fixed(p, option) == value;
+  };
+  return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
+         allows(kSchedule, static_cast<int>(t.schedule)) &&
+         allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
+         allows(kReduction, static_cast<int64_t>(Reduction::kWorkspace)) && allows(kUnaligned, 1) &&
+         allows(kEveryEighth, 1) && allows(kGrid, static_cast<int64_t>(Grid::kResident));
+}
+
 std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& machine) {
   std::vector<RankedConfig> ranked;
   const Expected expected(p);
   const GemmProblem dense = stand_in(p, expected);
-  for (int tile = kUngroupedTileCount; tile < kTileCount; ++tile) {
+  for (int tile = kUngroupedTileCount; tile < kSingleTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
     if (!allowed(p, t)) continue;
     const bool swap = t.grouped == Grouped::kColumns;

@@ -111,7 +111,7 @@ __device__ __forceinline__ void produce_groups(const GroupedParams& p, const Sha
   GroupUnits<E> units(p, place);
   bool more = units.find();
   ready();
-  RingFill<E> ring(p, shared);
+  RingFill<E> ring(p.idle_stages, shared);
   for (; more; more = units.next()) {
     const GroupUnit& unit = units.unit();
     if (unit.k_blocks == 0) continue;

@@ -77,6 +77,21 @@ struct GroupUnit {
   int last_lines;         // "sums" only: tokens in the last step
 };
 
+// A tile's place among those of a group, or of one of many products.
+struct WalkedTile {
+  uint32_t row, column;
+};
+
+// Tile number `index` of `rows` x `columns`, which are walked `walk` rows at a time, down these first and
+// then along the columns.
+__device__ __forceinline__ WalkedTile walked_tile(uint32_t index, uint32_t rows, uint32_t columns,
+                                                  uint32_t walk) {
+  const uint32_t patch = index / (walk * columns), first_row = patch * walk;
+  const uint32_t height = min(walk, rows - first_row), in_patch = index - first_row * columns;
+  const uint32_t column = in_patch / height;
+  return {first_row + in_patch - column * height, column};
+}
+
 // The units of a block that multiply tokens by weights. Groups follow each other; the tiles of one are walked
 // `walk` rows of tokens at a time, down these first and then along the weights.
 template <typename E>
@@ -134,10 +149,7 @@ class TokenUnits {
     const uint32_t end = __shfl_sync(0xffffffffu, window_.end(), lane);
     const uint32_t rows = (end - begin + kTokens - 1) / kTokens;
     const uint32_t within = index_ - (__shfl_sync(0xffffffffu, tiles_end_, lane) - rows) * table_.columns;
-    const uint32_t patch = within / (table_.walk * table_.columns), first_row = patch * table_.walk;
-    const uint32_t height = min(table_.walk, rows - first_row),
-                   in_patch = within - first_row * table_.columns;
-    const uint32_t column = in_patch / height, row = first_row + in_patch - column * height;
+    const auto [row, column] = walked_tile(within, rows, table_.columns, table_.walk);
     const uint32_t entry = window_.first() + lane, batch = entry / window_.each();
     const uint32_t group = entry - batch * window_.each(), before = batch * table_.rows;
     const int held = static_cast<int>(group) - first_;

@@ -87,7 +87,7 @@ class TmaOperand {
 };
 
 // Loads tokens of one group, which are K-major, in boxes of so many tokens that a group's last tile need not
-// load all of the next group's that would fill it.
+// load all of the next group's that would fill it. Of many products it loads the rows of one.
 template <int kLines, bool kMulticast, int kStageBytes>
 class TokenOperand {
  public:
@@ -112,13 +112,17 @@ class TokenOperand {
   __device__ void load(int stage, uint32_t barrier, int k) const {
     const uint32_t to = to_ + stage * kStageBytes;
     if (copies_ > 0) load_box<kMulticast>(to, map_, barrier, k, line_, 0, batch_, mask_);
-    if constexpr (kLines > 64 && !kMulticast) {
-      if (copies_ > 1) load_box<kMulticast>(to + 64 * 128, map_, barrier, k, line_ + 64, 0, batch_, mask_);
+    if constexpr (!kMulticast) {
+#pragma unroll
+      for (int box = 1; box < kLines / 64; ++box) {
+        if (copies_ > box)
+          load_box<kMulticast>(to + box * (64 * 128), map_, barrier, k, line_ + box * 64, 0, batch_, mask_);
+      }
     }
   }
 
  private:
-  static_assert(kLines <= 128);
+  static_assert(kLines <= (kMulticast ? 128 : 256));
   const CUtensorMap* map_;
   int first_, box_;
   uint32_t to_;
@@ -220,9 +224,9 @@ struct LoadedOperands {
 template <typename E>
 class RingFill {
  public:
-  __device__ __forceinline__ RingFill(const Params& p, const SharedLayout<E>& shared)
-      : shared_(shared), elected_(elect_one()), idles_(p.idle_stages > 0) {
-    ahead_.skip(p.idle_stages);
+  __device__ __forceinline__ RingFill(int idle_stages, const SharedLayout<E>& shared)
+      : shared_(shared), elected_(elect_one()), idles_(idle_stages > 0) {
+    ahead_.skip(idle_stages);
   }
 
   // Fills `left` > 0 stages from `k` on, with `bytes` each.
@@ -279,7 +283,7 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   y.pin();
   asm volatile("" : "+r"(bytes), "+r"(k), "+r"(left));
   ready();
-  RingFill<E> ring(p, shared);
+  RingFill<E> ring(p.idle_stages, shared);
   for (;;) {
     ring.fill(x, y, up, bytes, k, left);
     if constexpr (kWalk == Walk::kOneWave) return;

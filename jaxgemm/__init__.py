@@ -10,6 +10,7 @@ from jaxgemm.explain import explain
 from jaxgemm.gated import gated_gemm
 from jaxgemm.grouped.api import ragged_dot, ragged_dot_general
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
+from jaxgemm.many import grouped_gemm
 from jaxgemm.overlap import all_gather_matmul, matmul_reduce_scatter
 from jaxgemm.override import override
 
@@ -23,6 +24,7 @@ __all__ = [
     "explain",
     "gated_gemm",
     "gemm",
+    "grouped_gemm",
     "kernels",
     "matmul",
     "matmul_reduce_scatter",

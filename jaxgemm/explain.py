@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from jaxgemm import api, gated, roofline, rules
+from jaxgemm import api, gated, many, roofline, rules
 from jaxgemm import precision as prec
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
@@ -38,6 +38,7 @@ class Product:
         floor: the least time the device needs for it, None where the device's rates are not known.
         trips: how often the program runs it, where that is static (the length of a scan).
         gated: whether it is of a gated pair, and how that is computed; empty: it is not.
+        grouped: whether it is one of many, and how those are computed; empty: it is not.
         padded: how XLA's operands are padded, and why; empty: they are not.
     """
 
@@ -49,6 +50,7 @@ class Product:
     floor: roofline.Floor | None
     trips: int
     gated: str = ""
+    grouped: str = ""
     padded: str = ""
 
     @property
@@ -75,6 +77,8 @@ class Product:
             yield "problem", f"m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}"
         if self.gated:
             yield "gated", self.gated
+        if self.grouped:
+            yield "grouped", self.grouped
         if self.padded:
             yield "padded", self.padded
         if choice.kernel is not None:
@@ -160,7 +164,7 @@ def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, list[Axes | None], in
     """Products, how their operands are transposed, and how often they run."""
     makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        if eqn.primitive in (gemm_p, gated.gated_p):
+        if eqn.primitive in (gemm_p, gated.gated_p, many.many_p):
             operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars[:2]]
             yield eqn, [traced_order(maker) for maker in operands], trips
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
@@ -186,6 +190,9 @@ def _products(
         padded = why_padded(platform, types[0], types[1], dims) if decision.choice.kernel is None else ""
         yield replace(_product(avals, eqn.params, decision, limits, trips), padded=padded)
         return
+    if eqn.primitive is many.many_p:
+        yield from _many(avals, eqn.params, platform, limits, trips)
+        return
     decision = gated.decide(device_for(platform), avals, eqn.params)
     if decision.choice.kernel is not None:
         params = dict(eqn.params, epilogue=Epilogue(activation=eqn.params["activation"]))
@@ -197,6 +204,23 @@ def _products(
         for product in _products(inner, given, platform, limits, trips):
             why = f"{decision.choice.why} ({decision.choice.rule})"
             yield replace(product, gated=f"{which}, of two products composed in jnp: {why}")
+
+
+def _many(
+    avals: list[Any], params: dict[str, Any], platform: str, limits: roofline.DeviceLimits | None, trips: int
+) -> Iterator[Product]:
+    choice = many.decide(device_for(platform), avals, params)
+    if choice.kernel is not None:
+        each = dict(params, epilogue=Epilogue())
+        for problem, x, y in zip(many.problems(avals, params), *many.halves(avals), strict=True):
+            how = choice.why if problem.m and problem.n and problem.k else "zeros, without a launch"
+            yield replace(_product([x, y], each, Decision(choice, problem, None), limits, trips), grouped=how)
+        return
+    structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals]
+    composed = jax.make_jaxpr(partial(many.compose, **params))(*structs)
+    for inner, given, _ in _walk(composed.jaxpr, 1):
+        for product in _products(inner, given, platform, limits, trips):
+            yield replace(product, grouped=f"by itself: {choice.why} ({choice.rule})")
 
 
 def _product(

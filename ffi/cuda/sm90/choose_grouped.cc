@@ -62,10 +62,11 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
 RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
                        const Expected& expected, int64_t group, const Machine& machine) {
   Units units(s, t, c, machine.multiprocessors);
-  const bool half = t.has_half_form() || t.schedule == Schedule::kCooperative;
-  const auto tiles = [&](int tokens) { return expected.tiles(tokens, half ? tokens / 2 : tokens); };
-  if (t.grouped == Grouped::kRows) units.rows = tiles(t.result_m());
-  if (t.grouped == Grouped::kColumns) units.columns = tiles(t.result_n());
+  const bool halves =
+      t.schedule == Schedule::kCooperative;  // a consumer without tokens leaves the other its time
+  if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m(), t.result_m() / (halves ? 2 : 1));
+  if (t.grouped == Grouped::kColumns)
+    units.columns = expected.tiles(t.result_n(), t.result_n() / t.token_forms());
   units.products = expected.groups * double(dense.batch[0]);
   RankedConfig best;
   for (const int walk : {1, 2, 4, 8, 16}) {

@@ -3,6 +3,8 @@
 // group's: results of such rows are dropped, and where tokens are summed over they are cleared.
 #pragma once
 
+#include <utility>
+
 #include "epilogue.cuh"
 #include "groups.cuh"
 #include "mainloop.cuh"
@@ -85,13 +87,19 @@ __device__ __forceinline__ void consume_groups(const GroupedParams& p, const Sha
     }
     epilogue.prefetch(strip);
     Accumulators<E> acc;
-    constexpr bool kOnRows = E::kGrouped == Grouped::kRows;
-    if (!E::kHasHalf || unit.end - unit.row > 64) [[likely]] {
-      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
-    } else if constexpr (E::kHasHalf) {
-      constexpr int kColumns = kOnRows ? E::kTileN : E::kTileN / 2,
-                    kBlocks = kOnRows ? E::kBlocksM / 2 : E::kBlocksM;
-      multiply<E, kColumns, kBlocks>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
+    const auto multiply_columns = [&]<int kColumns>() {
+      multiply<E, kColumns>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
+    };
+    if constexpr (E::kTokenForms == 1) {
+      multiply_columns.template operator()<E::kTileN>();
+    } else {
+      const int tokens = unit.end - unit.row;
+      [&]<int... kForm>(std::integer_sequence<int, kForm...>) {
+        ((tokens <= 64 * (kForm + 1) || kForm == E::kTokenForms - 1
+              ? (multiply_columns.template operator()<64 * (kForm + 1)>(), true)
+              : false) ||
+         ...);
+      }(std::make_integer_sequence<int, E::kTokenForms>{});
     }
     epilogue.store(acc, strip);
   }

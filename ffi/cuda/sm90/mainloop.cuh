@@ -111,14 +111,14 @@ class TokenOperand {
 
   __device__ void load(int stage, uint32_t barrier, int k) const {
     const uint32_t to = to_ + stage * kStageBytes;
-    if (copies_ > 0) load_box<kMulticast>(to, map_, barrier, k, line_, 0, batch_, mask_);
-    if constexpr (kLines > 64 && !kMulticast) {
-      if (copies_ > 1) load_box<kMulticast>(to + 64 * 128, map_, barrier, k, line_ + 64, 0, batch_, mask_);
+#pragma unroll
+    for (int i = 0; i < (kMulticast ? kLines / 2 + 63 : kLines + 63) / 64; ++i) {
+      if (i < copies_)
+        load_box<kMulticast>(to + i * (64 * 128), map_, barrier, k, line_ + 64 * i, 0, batch_, mask_);
     }
   }
 
  private:
-  static_assert(kLines <= 128);
   const CUtensorMap* map_;
   int first_, box_;
   uint32_t to_;
@@ -326,13 +326,12 @@ __device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const
   }
 }
 
-// acc = rows [row, row + kGroupRows) of x, or the first kBlocks blocks of 64 of them, times the first
-// kColumns rows of y, over the next k_blocks >= 1 stages. One stage's products are in flight while the next
-// stage's are issued, and only then is the stage released. Three hooks: `arrived` is called with the number
-// of each stage and the stage when that has arrived, `started` when the products of the first have been
-// issued, and `issued` when all products have been issued but not yet waited for.
-template <typename E, int kColumns, int kBlocks = E::kBlocksM, typename Arrived, typename Started,
-          typename Issued>
+// acc = rows [row, row + kGroupRows) of x times the first kColumns rows of y, over the next k_blocks >= 1
+// stages. One stage's products are in flight while the next stage's are issued, and only then is the stage
+// released. Three hooks: `arrived` is called with the number of each stage and the stage when that has
+// arrived, `started` when the products of the first have been issued, and `issued` when all products have
+// been issued but not yet waited for.
+template <typename E, int kColumns, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
                                          int k_blocks, Arrived&& arrived, Started&& started,
@@ -358,7 +357,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
 #pragma unroll
     for (int step = 0; step < kTileK / 16; ++step) {
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
+      for (int i = 0; i < E::kBlocksM; ++i) {
         Mma::mma(reinterpret_cast<float (&)[kColumns / 2]>(acc.value[i]),
                  advance(x, i * X::kRows64 + step * X::kStepK16), advance(y, step * Y::kStepK16), accumulate);
       }
@@ -373,7 +372,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   issued();
   wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < kBlocks; ++i) wgmma_pin(acc.value[i]);
+  for (int i = 0; i < E::kBlocksM; ++i) wgmma_pin(acc.value[i]);
   release();
 }
 

@@ -30,8 +30,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxgemm import dtypes
-from jaxgemm._jax_private import check_for_nans, device_count
-from jaxgemm.grouped import by_xla
+from jaxgemm._jax_private import (
+    check_for_nans,
+    device_count,
+    is_exported,
+    is_partitioned,
+    needs_devices_while_lowering,
+)
+from jaxgemm.grouped import by_xla, partition
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.primitive import tangent_of
 
@@ -200,10 +206,14 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     if params["strict"] and params["kernel"] not in ("auto", "xla"):
         raise UnsupportedError(f"kernel '{params['kernel']}' has no grouped form; products of groups are XLA's")
-    function = partial(_compute, platform, device_count(ctx), **params)
+    if is_partitioned(ctx) and not is_exported(ctx):
+        function = partition.division(partial(_compute, platform, 1), ctx.avals_in, **params).automatic
+    else:
+        function = partial(_compute, platform, device_count(ctx), **params)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
 for _platform in ("cuda", "cpu"):
     mlir.register_lowering(grouped_p, partial(_rule, _platform), platform=_platform)
 mlir.register_lowering(grouped_p, partial(_rule, "other"))
+needs_devices_while_lowering(grouped_p)

@@ -18,6 +18,7 @@ sums     (m, k)      (m, n)                                       (held, k, n)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,6 +41,8 @@ from jaxgemm._jax_private import (
 from jaxgemm.grouped import by_xla, partition
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.primitive import tangent_of
+from jaxgemm.rules import BY_NAME
+from jaxgemm.select import Choice
 
 grouped_p = Primitive("jaxgemm_grouped")
 grouped_p.def_impl(partial(xla.apply_primitive, grouped_p))
@@ -203,9 +206,23 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
     return by_xla.over_batch(function, list(operands), form.ranks)
 
 
+def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Choice:
+    """What computes a product of operands ``avals`` on a platform: lowering does it and ``explain`` prints it.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot.
+    """
+    del platform, avals
+    kernel = params["kernel"]
+    if kernel == "xla":
+        return Choice(None, (), 0, "XLA's product was asked for by name", rule=BY_NAME.name)
+    if kernel != "auto" and params["strict"]:
+        raise UnsupportedError(f"kernel '{kernel}' has no grouped form; products of groups are XLA's")
+    return Choice(None, (), 0, "no kernel has a grouped form")
+
+
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    if params["strict"] and params["kernel"] not in ("auto", "xla"):
-        raise UnsupportedError(f"kernel '{params['kernel']}' has no grouped form; products of groups are XLA's")
+    decide(platform, ctx.avals_in, params)
     if is_partitioned(ctx) and not is_exported(ctx):
         function = partition.division(partial(_compute, platform, 1), ctx.avals_in, **params).automatic
     else:

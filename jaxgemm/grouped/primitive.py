@@ -218,7 +218,7 @@ def decide(platform: str, avals: Sequence[Any], params: dict[str, Any]) -> Choic
         return Choice(None, (), 0, "XLA's product was asked for by name", rule=BY_NAME.name)
     if kernel != "auto" and params["strict"]:
         raise UnsupportedError(f"kernel '{kernel}' has no grouped form; products of groups are XLA's")
-    return Choice(None, (), 0, "no kernel has a grouped form")
+    return Choice(None, (), 0, "no kernel has a grouped form, and XLA computes a dense product for each group")
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxgemm._jax_private import explicit_axes
 from jaxgemm.grouped import groups
 from jaxgemm.partition import Assignment, Division, Factors, vary_alike
 
@@ -45,6 +47,60 @@ def division(local: Local, operands: Sequence[Any], *, form: Form, **params: Any
         replicated=(_SIZES, _OFFSET),
         even=("g0",),
     )
+
+
+# --- Shardings that are types ---------------------------------------------------------------------------------
+
+
+def retyped(aval: Any, shape: Sequence[int], spec: Sequence[Any]) -> Any:
+    """The type with another shape, sharded so."""
+    return aval.update(shape=tuple(shape), sharding=aval.sharding.update(spec=PartitionSpec(*spec)))
+
+
+def asked(target: NamedSharding | None, rank: int) -> tuple[tuple[Any, ...], NamedSharding | None]:
+    """The mesh axes of each axis of the result that ``out_sharding`` asks for, and it for the last two of them.
+
+    Both are empty without it.
+    """
+    if target is None:
+        return (), None
+    spec = (*target.spec, *[None] * (rank - len(target.spec)))
+    return spec, NamedSharding(target.mesh, PartitionSpec(*spec[-2:]))
+
+
+def inferred(matrix: Any, operands: Sequence[Any], form: Form) -> tuple[Any, ...]:
+    """The mesh axes of each axis of the result, from those of its last two, which ``matrix`` has.
+
+    Raises:
+        ValueError: weights are sharded over their groups, and so the result is a sum.
+    """
+    if not form.sums and operands[1].sharding.spec[-3] is not None:
+        raise ValueError(
+            "ragged_dot: the weights are sharded over their groups, and rows are added up over devices: say by "
+            "out_sharding how the result is to be sharded"
+        )
+    batches = [x.sharding.spec[0] for x, rank in zip(operands, form.ranks, strict=True) if len(x.shape) > rank]
+    batch = [next((axes for axes in batches if axes is not None), None)] * bool(batches)
+    return (*batch, *[None] * form.sums, *matrix.sharding.spec)
+
+
+def cotangent(wanted: Any, ct: Any) -> NamedSharding | None:
+    """What a product must be sharded as to become a cotangent of type ``wanted``; None where shardings are no types.
+
+    ``ct``: the type of the result's cotangent where the product has a batch that ``wanted`` has not; None: it has none.
+    """
+    if not explicit_axes(wanted.sharding.mesh):
+        return None
+    batch = () if ct is None else ct.sharding.spec[:1]
+    return NamedSharding(wanted.sharding.mesh, PartitionSpec(*batch, *wanted.sharding.spec))
+
+
+def batched(target: NamedSharding | None, mapped: Any) -> NamedSharding | None:
+    """``out_sharding`` with an axis before the others that is mapped, along such axes of the mesh."""
+    return target and NamedSharding(target.mesh, PartitionSpec(mapped, *target.spec))
+
+
+# --- On a device ----------------------------------------------------------------------------------------------
 
 
 def _on_shards(local: Local, rows: int, plan: Assignment, *operands: jax.Array, form: Form, **params: Any) -> jax.Array:

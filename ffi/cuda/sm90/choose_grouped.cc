@@ -37,13 +37,19 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
   return dense;
 }
 
-bool allowed(const GemmProblem& p, const TileConfig& t) {
+// Expected tokens of a group up to which they lie along a tile's columns. Above, tiles along the rows were
+// faster: the forms of a tile take different times, so that blocks drift apart and L2 keeps less of what they
+// share.
+constexpr double kTokensOnColumns = 256;
+
+bool allowed(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
   const auto allows = [&](Option option, int64_t value) {
     return !fixed(p, option) || fixed(p, option) == value;
   };
   if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
     return false;
   if (p.gated != (t.gated != Gated::kNo)) return false;
+  if (t.grouped == Grouped::kColumns && !fixed(p, kSwap) && expected.tokens > kTokensOnColumns) return false;
   return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
          allows(kSchedule, static_cast<int>(t.schedule)) &&
          allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
@@ -86,7 +92,7 @@ std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& mach
   const GemmProblem dense = stand_in(p, expected);
   for (int tile = kUngroupedTileCount; tile < kTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
-    if (!allowed(p, t)) continue;
+    if (!allowed(p, t, expected)) continue;
     const bool swap = t.grouped == Grouped::kColumns;
     const Shape s(dense, swap);
     for (const int m : {1, 2}) {

@@ -127,14 +127,20 @@ __device__ __forceinline__ void produce_groups(const GroupedParams& p, const Sha
     uint32_t bytes;
     if constexpr (E::kGrouped == Grouped::kSums) {
       bytes = x.start(unit.tile * E::kResultM, x_batch, 0) + y.start(unit.column * E::kResultN, y_batch, 0);
-    } else if constexpr (E::kGrouped == Grouped::kRows) {
+      ring.fill(x, y, up, bytes, unit.k_begin, unit.k_blocks);
+      continue;
+    }
+    // Tiles of a group that has several in a row read the same weights at about the same time.
+    const L2Policy policy = unit.alone ? L2Policy::kStreamed : L2Policy::kNormal;
+    if constexpr (E::kGrouped == Grouped::kRows) {
       const int weights = unit.tile * E::kResultN;
-      bytes = x.start(unit.row, unit.end - unit.row, x_batch) + y.start(weights, y_batch, unit.group) +
-              up.start(weights, y_batch, unit.group);
+      bytes = x.start(unit.row, unit.end - unit.row, x_batch) +
+              y.start(weights, y_batch, unit.group, policy) + up.start(weights, y_batch, unit.group, policy);
     } else {
       const int weights = unit.tile * E::kResultM;
-      bytes = x.start(weights, x_batch, unit.group) + y.start(unit.row, unit.end - unit.row, y_batch) +
-              up.start(weights, x_batch, unit.group);
+      bytes = x.start(weights, x_batch, unit.group, policy) +
+              y.start(unit.row, unit.end - unit.row, y_batch) +
+              up.start(weights, x_batch, unit.group, policy);
     }
     ring.fill(x, y, up, bytes, unit.k_begin, unit.k_blocks);
   }

@@ -75,10 +75,11 @@ struct GroupUnit {
   int column, product;    // "sums" only: product counts the results of all batches
   int k_begin, k_blocks;  // k_blocks is 0 where results are zeros
   int last_lines;         // "sums" only: tokens in the last step
+  bool alone;             // no other tile has the same weights
 };
 
 // The units of a block that multiply tokens by weights. Groups follow each other; the tiles of one are walked
-// `walk` rows of tokens at a time, down these first and then along the weights.
+// `walk` rows at a time, down these first and then along the columns.
 template <typename E>
 class TokenUnits {
   static constexpr bool kOnRows = E::kGrouped == Grouped::kRows;
@@ -134,10 +135,14 @@ class TokenUnits {
     const uint32_t end = __shfl_sync(0xffffffffu, window_.end(), lane);
     const uint32_t rows = (end - begin + kTokens - 1) / kTokens;
     const uint32_t within = index_ - (__shfl_sync(0xffffffffu, tiles_end_, lane) - rows) * table_.columns;
-    const uint32_t patch = within / (table_.walk * table_.columns), first_row = patch * table_.walk;
-    const uint32_t height = min(table_.walk, rows - first_row),
-                   in_patch = within - first_row * table_.columns;
-    const uint32_t column = in_patch / height, row = first_row + in_patch - column * height;
+    // As rows and columns of the engine, whichever of them are tokens.
+    const uint32_t down = kOnRows ? rows : table_.columns, across = kOnRows ? table_.columns : rows;
+    const uint32_t first_row = within / (table_.walk * across) * table_.walk,
+                   in_patch = within - first_row * across;
+    const uint32_t height = min(table_.walk, down - first_row);
+    const uint32_t engine_column = in_patch / height,
+                   engine_row = first_row + in_patch - engine_column * height;
+    const uint32_t row = kOnRows ? engine_row : engine_column, column = kOnRows ? engine_column : engine_row;
     const uint32_t entry = window_.first() + lane, batch = entry / window_.each();
     const uint32_t group = entry - batch * window_.each(), before = batch * table_.rows;
     const int held = static_cast<int>(group) - first_;
@@ -148,6 +153,7 @@ class TokenUnits {
     unit_.tile =
         static_cast<int>(kOnRows ? column * place_.cols + place_.col : column * place_.rows + place_.row);
     unit_.k_begin = 0;
+    unit_.alone = rows == 1;
     const bool has_weights = group < table_.count && held >= 0 && held < static_cast<int>(table_.held);
     unit_.k_blocks = has_weights ? static_cast<int>(table_.k_blocks) : 0;
   }

@@ -15,11 +15,14 @@ from jaxgemm import api, gated, many, roofline, rules
 from jaxgemm import precision as prec
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
+from jaxgemm.grouped import launch as grouped_launch
+from jaxgemm.grouped.primitive import grouped_p
+from jaxgemm.grouped.report import describe
 from jaxgemm.kernels import Kernel, default_platform, device_for
 from jaxgemm.left import Left, products_left
 from jaxgemm.override import routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
-from jaxgemm.problem import Axes
+from jaxgemm.problem import Axes, Plan, Problem
 from jaxgemm.select import INVARIANT_ROWS, Choice
 from jaxgemm.transposes import read_through, traced_order
 from jaxgemm.xla_product import why_padded
@@ -38,8 +41,9 @@ class Product:
         floor: the least time the device needs for it, None where the device's rates are not known.
         trips: how often the program runs it, where that is static (the length of a scan).
         gated: whether it is of a gated pair, and how that is computed; empty: it is not.
-        grouped: whether it is one of many, and how those are computed; empty: it is not.
+        many: whether it is one of many, and how those are computed; empty: it is not.
         padded: how XLA's operands are padded, and why; empty: they are not.
+        groups: of a product of groups, its form and shape; empty: it is none, and ``decision`` has its problem.
     """
 
     operands: str
@@ -50,8 +54,9 @@ class Product:
     floor: roofline.Floor | None
     trips: int
     gated: str = ""
-    grouped: str = ""
+    many: str = ""
     padded: str = ""
+    groups: str = ""
 
     @property
     def kernel(self) -> str:
@@ -75,10 +80,12 @@ class Product:
         if problem is not None:
             batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
             yield "problem", f"m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}"
+        if self.groups:
+            yield "problem", self.groups
         if self.gated:
             yield "gated", self.gated
-        if self.grouped:
-            yield "grouped", self.grouped
+        if self.many:
+            yield "many", self.many
         if self.padded:
             yield "padded", self.padded
         if choice.kernel is not None:
@@ -91,13 +98,9 @@ class Product:
     def _lines_of_ours(self, kernel: Kernel) -> Iterator[tuple[str, str]]:
         """What is said of a product that a kernel of ours computes."""
         choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
-        assert problem is not None
         yield "options", _options(kernel, choice.config) or "the kernel's own"
-        axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
-        copies = [name for name, moved in zip(("lhs", "rhs", "result"), axes, strict=False) if moved]
-        after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
-        yield "epilogue", after if problem.epilogue == self.epilogue else f"{after}, composed in jnp"
-        yield "copies", ", ".join(copies) or "none"
+        if problem is not None:
+            yield from self._lines_around(problem, view)
         yield "workspace", f"{choice.workspace} bytes"
         invariant = choice.rule == rules.INVARIANT.name
         best = choice.considered[0] if choice.considered else None
@@ -110,6 +113,14 @@ class Product:
         for i, candidate in enumerate(choice.considered):
             differs = _options(kernel, candidate.config, choice.config) or "as chosen"
             yield "" if i else "candidates", f"{candidate.microseconds:.1f} {expected}: {differs}"
+
+    def _lines_around(self, problem: Problem, view: Plan | None) -> Iterator[tuple[str, str]]:
+        """What is said of what comes before and after a dense product by a kernel of ours."""
+        axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
+        copies = [name for name, moved in zip(("lhs", "rhs", "result"), axes, strict=False) if moved]
+        after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
+        yield "epilogue", after if problem.epilogue == self.epilogue else f"{after}, composed in jnp"
+        yield "copies", ", ".join(copies) or "none"
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,7 @@ def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, list[Axes | None], in
     """Products, how their operands are transposed, and how often they run."""
     makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        if eqn.primitive in (gemm_p, gated.gated_p, many.many_p):
+        if eqn.primitive in (gemm_p, gated.gated_p, grouped_p, many.many_p):
             operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars[:2]]
             yield eqn, [traced_order(maker) for maker in operands], trips
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
@@ -190,6 +201,11 @@ def _products(
         padded = why_padded(platform, types[0], types[1], dims) if decision.choice.kernel is None else ""
         yield replace(_product(avals, eqn.params, decision, limits, trips), padded=padded)
         return
+    if eqn.primitive is grouped_p:
+        found, choice = describe(avals, eqn.params, limits), grouped_launch.decide(platform, avals, eqn.params)
+        by, precision = Decision(choice, None, None), eqn.params["precision"]
+        yield Product(found.operands, found.result, by, Epilogue(), precision, found.floor, trips, groups=found.problem)
+        return
     if eqn.primitive is many.many_p:
         yield from _many(avals, eqn.params, platform, limits, trips)
         return
@@ -214,13 +230,13 @@ def _many(
         each = dict(params, epilogue=Epilogue())
         for problem, x, y in zip(many.problems(avals, params), *many.halves(avals), strict=True):
             how = choice.why if problem.m and problem.n and problem.k else "zeros, without a launch"
-            yield replace(_product([x, y], each, Decision(choice, problem, None), limits, trips), grouped=how)
+            yield replace(_product([x, y], each, Decision(choice, problem, None), limits, trips), many=how)
         return
     structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals]
     composed = jax.make_jaxpr(partial(many.compose, **params))(*structs)
     for inner, given, _ in _walk(composed.jaxpr, 1):
         for product in _products(inner, given, platform, limits, trips):
-            yield replace(product, grouped=f"by itself: {choice.why} ({choice.rule})")
+            yield replace(product, many=f"by itself: {choice.why} ({choice.rule})")
 
 
 def _product(

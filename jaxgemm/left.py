@@ -9,13 +9,12 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-from jaxgemm.grouped.primitive import grouped_p
 from jaxgemm.override import OPENED, RAGGED, Routing, refusal
 
 
 @dataclass(frozen=True)
 class Left:
-    """A product that stays ``lax.dot_general`` or ``lax.ragged_dot``, or one of groups, which XLA computes.
+    """A product that stays ``lax.dot_general`` or ``lax.ragged_dot``.
 
     Attributes:
         operands: "float32[128,64] x float32[64,32] -> float32".
@@ -48,9 +47,6 @@ def _products_left(jaxpr: Jaxpr, routing: Routing | None, closed: str, trips: in
         if eqn.primitive is lax.dot_general_p or name == RAGGED:
             operands = _operands([v.aval for v in eqn.invars[:2]], eqn.outvars[0].aval)
             yield Left(operands, _why(eqn, routing, closed), trips)
-        elif eqn.primitive is grouped_p:
-            operands = _operands([v.aval for v in eqn.invars[:2]], eqn.outvars[0].aval)
-            yield Left(operands, "a product of groups: XLA computes a dense one for each group", trips)
         times = trips * eqn.params["length"] if name == "scan" else trips
         within = closed or ("" if name in OPENED else name)
         for inner in jaxprs_in_params(eqn.params):

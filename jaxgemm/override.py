@@ -4,7 +4,7 @@ The function is traced to a jaxpr, in which the primitive of each eligible produ
 jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
 so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. But a bias
 and an activation become the product's epilogue, the products of a gated layer one pair (jaxgemm/fusion.py), and a
-``ragged_dot`` is exchanged for the dense product that jaxgemm/ragged.py makes of it.
+``ragged_dot`` a grouped product (jaxgemm/ragged.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from jaxgemm.checkpoint_policies import with_products
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.fusion import Values
 from jaxgemm.gated import gated_p
-from jaxgemm.kernels import UnsupportedError, default_platform, find_kernel, kernels
-from jaxgemm.partition import vary_alike
+from jaxgemm.grouped import launch as grouped_launch
+from jaxgemm.grouped.primitive import grouped_p
+from jaxgemm.kernels import UnsupportedError, find_kernel, kernels
 from jaxgemm.primitive import decide, gemm_p
-from jaxgemm.problem import DimensionNumbers
-from jaxgemm.ragged import Dense, as_call, ragged_product, with_whole_sums
+from jaxgemm.ragged import as_grouped, equations_of, with_whole_sums
 from jaxgemm.xla_product import narrow_integers
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,8 +86,8 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     it, if nothing else reads what stands between. Unless a kernel is named, the two products of a gated layer become
     one :func:`jaxgemm.gated_gemm`, under the same condition.
 
-    ``lax.ragged_dot`` becomes one masked product over all groups, where a kernel of ours computes that: one asked for
-    by name, or the one that "auto" takes. Otherwise it stays XLA's, which may have an instruction for it.
+    ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps what is in
+    one group from the results of others. They stay as they are where ``kernel`` is "xla", or has no grouped form.
 
     Each call traces ``function``, so put ``jax.jit`` around the result rather than inside. Of the arguments, JAX
     arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is. Objects of flax.nnx
@@ -232,7 +232,9 @@ def _route_eqn(eqn: Any, routing: Routing) -> Any:
             routing = Routing("auto", routing.precision)
         return eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))
     if eqn.primitive.name == RAGGED:
-        return with_whole_sums(eqn) if refusal(eqn, routing) else _ragged(eqn, routing)
+        if refusal(eqn, routing):
+            return with_whole_sums(eqn)
+        return as_grouped(eqn, kernel=routing.kernel, precision=routing.precision)
     if eqn.primitive.name not in OPENED:
         return eqn
     params = {name: _route_param(value, routing) for name, value in eqn.params.items()}
@@ -275,23 +277,10 @@ def _route_function(function: Any, routing: Routing) -> Any:
 # --- Products -------------------------------------------------------------------------------------------------
 
 
-def _dense(eqn: Any) -> tuple[Any, Any, DimensionNumbers]:
-    """(lhs, rhs, dimension numbers) of the dense product, with shapes and types for operands."""
-    lhs, rhs, *sizes = (v.aval for v in eqn.invars)
-    if eqn.primitive is lax.dot_general_p:
-        return lhs, rhs, eqn.params["dimension_numbers"]
-    dense = Dense.of(eqn.params["ragged_dot_dimension_numbers"])
-
-    def cut(x: Any, axis: int | None) -> Any:
-        return x if axis is None else jax.ShapeDtypeStruct((sizes[0].shape[-1], *x.shape), x.dtype)
-
-    return cut(lhs, dense.lhs_axis), cut(rhs, dense.rhs_axis), dense.dims
-
-
 def _gemm_params(eqn: Any, routing: Routing) -> dict[str, Any]:
     precision = eqn.params["precision"]
     return {
-        "dimension_numbers": _dense(eqn)[2],
+        "dimension_numbers": eqn.params["dimension_numbers"],
         "precision": routing.precision if precision is None else prec.canonical(precision),
         "preferred_element_type": eqn.outvars[0].aval.dtype,
         "out_sharding": eqn.params["out_sharding"],
@@ -303,29 +292,11 @@ def _gemm_params(eqn: Any, routing: Routing) -> dict[str, Any]:
     }
 
 
-def _ragged(eqn: Any, routing: Routing) -> Any:
-    """The ragged product as a call of a function that computes the dense one."""
-    params = _gemm_params(eqn, routing)
-
-    def ragged_dot(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        def product(x: jax.Array, y: jax.Array, _: DimensionNumbers) -> jax.Array:
-            out: jax.Array = gemm_p.bind(*vary_alike(x, y), **params)
-            return out
-
-        numbers = eqn.params["ragged_dot_dimension_numbers"]
-        return ragged_product(product, lhs, rhs, group_sizes, numbers=numbers)
-
-    return as_call(eqn, ragged_dot)
-
-
 def refusal(eqn: Any, routing: Routing) -> str:
     """Why a product is not routed; empty if it is."""
-    ragged = eqn.primitive.name == RAGGED
-    if ragged and eqn.params["group_offset"] is not None:
-        return "it starts at a later group (group_offset)"
-    if ragged and not _names_are_bound(eqn.invars[0].aval):
-        return "it is in a shard_map that override was put around; override the function that is mapped"
-    lhs, rhs, _ = _dense(eqn)
+    if eqn.primitive.name == RAGGED and (why := _ragged_refusal(eqn, routing)):
+        return why
+    lhs, rhs = (v.aval for v in eqn.invars[:2])
     a, b, d = lhs.dtype.name, rhs.dtype.name, eqn.outvars[0].aval.dtype.name
     if not all(isinstance(extent, int) for extent in (*lhs.shape, *rhs.shape)):
         return "its shape is symbolic, and kernels are chosen by shape"
@@ -334,15 +305,36 @@ def refusal(eqn: Any, routing: Routing) -> str:
         return f"no kernel multiplies {a} by {b}"
     if d not in results and dtypes.accumulator(lhs.dtype).name not in results:
         return f"no kernel computes {a} x {b} -> {d}"
-    if routing.kernel in ("auto", "xla") and not ragged:
-        return ""
-    platform = default_platform() if routing.kernel in ("auto", "xla") else find_kernel(routing.kernel).platform
+    return "" if routing.kernel in ("auto", "xla") else _refusal_by_name(eqn, routing)
+
+
+def _ragged_refusal(eqn: Any, routing: Routing) -> str:
+    """Why a ragged product of any shape and type is not routed; empty if it may be."""
+    if routing.kernel == "xla":
+        return "XLA's product was asked for by name, and it has a ragged one of its own"
+    if eqn.params["group_offset"] is not None:
+        return "it starts at a later group (group_offset)"
+    if not _names_are_bound(eqn.invars[0].aval):
+        return "it is in a shard_map that override was put around; override the function that is mapped"
+    return ""
+
+
+def _refusal_by_name(eqn: Any, routing: Routing) -> str:
+    """Why the kernel that is asked for by name does not compute a product; empty if it does."""
+    platform = find_kernel(routing.kernel).platform
+    if eqn.primitive.name == RAGGED:
+        products = [*equations_of(as_grouped(eqn, kernel=routing.kernel, precision=routing.precision))]
+    else:
+        products = [eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))]
     try:
-        decision = decide(platform, (lhs, rhs), _gemm_params(eqn, routing))
+        for product in products:
+            avals = [v.aval for v in product.invars]
+            if product.primitive is gemm_p:
+                decide(platform, avals, product.params)
+            elif product.primitive is grouped_p:
+                grouped_launch.decide(platform, avals, product.params)
     except UnsupportedError as error:
         return str(error)
-    if decision.choice.kernel is None:
-        return f"XLA has a ragged product of its own, and computes the masked one too: {decision.choice.why}"
     return ""
 
 

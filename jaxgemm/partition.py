@@ -34,11 +34,20 @@ Spec = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Factors:
-    """The named axes of a product: "b0", "m0", "n0", "k0" and so on, for each array axis."""
+    """The named axes of a product: "b0", "m0", "n0", "k0" and so on, for each array axis.
+
+    Those that the result lacks are contracted. A product of groups has them as "g0": an axis of the weights, which is
+    contracted, or one of the result alone.
+    """
 
     lhs: tuple[str, ...]
     rhs: tuple[str, ...]
     out: tuple[str, ...]
+
+    @property
+    def contracted(self) -> tuple[str, ...]:
+        """In the order in which lhs and rhs name them."""
+        return tuple(dict.fromkeys(name for name in self.lhs + self.rhs if name not in self.out))
 
     @staticmethod
     def of(dims: DimensionNumbers, lhs_rank: int, rhs_rank: int) -> Factors:
@@ -98,8 +107,21 @@ class Assignment:
     def summed(self) -> tuple[str, ...]:
         """Mesh axes over which partial sums are added up without scattering."""
         scattered = {mesh_axis for mesh_axis, _ in self.scatter}
-        contracted = [axis for name, axes in self.axes.items() if name[0] == "k" for axis in axes]
+        contracted = [axis for name in self.factors.contracted for axis in self.axes.get(name, ())]
         return tuple(axis for axis in contracted if axis not in scattered)
+
+    def is_partial(self) -> bool:
+        """Whether each device's product is a part of a sum."""
+        return bool(self.scatter or self.summed())
+
+    def added_up(self, x: jax.Array) -> jax.Array:
+        """The devices' partial sums as the result's shard, on each of them."""
+        if x.dtype == np.bool_:  # a collective adds numbers
+            return self.added_up(x.astype(np.int32)).astype(np.bool_)
+        for mesh_axis, i in self.scatter:
+            x = lax.psum_scatter(x, mesh_axis, scatter_dimension=i, tiled=True)
+        summed = self.summed()
+        return lax.psum(x, summed) if summed else x
 
 
 def assign(
@@ -120,15 +142,21 @@ def assign(
         sizes: extent of each mesh axis.
     """
     claims: dict[str, tuple[str, ...]] = {}
-    for names, spec in zip((factors.lhs, factors.rhs), specs[:2], strict=True):
-        for name, axes in zip(names, spec, strict=True):
-            if len(axes) > len(claims.get(name, ())):
-                claims[name] = axes
+    lhs, rhs, out = (
+        dict(zip(names, spec, strict=True))
+        for names, spec in zip((factors.lhs, factors.rhs, factors.out), specs, strict=True)
+    )
+    alone = [(name, axes) for name, axes in out.items() if name not in factors.lhs + factors.rhs]
+    for name, axes in (*lhs.items(), *rhs.items(), *alone):
+        if len(axes) > len(claims.get(name, ())):
+            claims[name] = axes
     orders = ["bmnk", "bnmk", "kbmn", "kbnm"]
-    lhs, rhs = dict(zip(factors.lhs, specs[0], strict=True)), dict(zip(factors.rhs, specs[1], strict=True))
-    if not any(set(lhs[name]) & set(rhs[name]) for name in lhs if name[0] == "k"):
-        # Both contracted axes sharded alike means partial sums. Where only one is, gathering it may be cheaper.
+    if not alone and not any(set(lhs[name]) & set(rhs[name]) for name in lhs if name[0] == "k"):
+        # Both contracted axes sharded alike means partial sums. Where only one is, gathering it may be cheaper, though
+        # not for a sum of each group: there XLA does not either.
         orders += ["bmn", "bnm"]
+    if any(name[0] == "g" for name in claims):  # last or first, but never gathered for nothing
+        orders = [order for given in orders for order in (f"{given}g", f"g{given}")]
     best: tuple[float, Assignment] | None = None
     for order in orders:
         candidate = _claim(factors, claims, order, shapes[2], specs[2], sizes)
@@ -158,7 +186,7 @@ def _claim(
         used.update(axes)
         if axes:
             given[name] = axes
-    contracted = [axis for name, axes in given.items() if name[0] == "k" for axis in axes]
+    contracted = [axis for name in factors.contracted for axis in given.get(name, ())]
     scatter = []
     for i, (name, axes) in enumerate(zip(factors.out, out, strict=True)):
         parts = prod(sizes[a] for a in given.get(name, ()))
@@ -201,18 +229,13 @@ def _moved(
 def on_shards(local: Local, plan: Assignment, *operands: jax.Array, **params: Any) -> jax.Array:
     """The product of one device's shards, then what adds the devices' partial sums up, then the epilogue."""
     epilogue: Epilogue = params["epilogue"]
-    summed = plan.summed()
     params = dict(params, out_sharding=None)
-    if not summed and not plan.scatter:
+    if not plan.is_partial():
         return local(*operands, **params)
     lhs, rhs, *extra = operands
     out_dtype = np.dtype(params["preferred_element_type"])
     # Partial sums are exchanged in the result's type: as many bytes as jnp.dot exchanges.
-    x = local(lhs, rhs, **dict(params, epilogue=epilogue.scaling()))
-    for mesh_axis, i in plan.scatter:
-        x = lax.psum_scatter(x, mesh_axis, scatter_dimension=i, tiled=True)
-    if summed:
-        x = lax.psum(x, summed)
+    x = plan.added_up(local(lhs, rhs, **dict(params, epilogue=epilogue.scaling())))
     if epilogue.is_scaling:
         return x
     c, bias = epilogue.split(extra)
@@ -238,57 +261,90 @@ def vary_alike(*operands: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(lax.pcast(x, m, to="varying") if m else x for x, m in zip(operands, missing, strict=True))
 
 
-def automatic(local: Local, *operands: jax.Array, **params: Any) -> jax.Array:
-    """The product with a rule for XLA's partitioner, for operands whose sharding the compiler propagates."""
-    dims, epilogue = params["dimension_numbers"], params["epilogue"]
-    factors = Factors.of(dims, operands[0].ndim, operands[1].ndim)
-    names = factors.operands(epilogue)
+@dataclass(frozen=True)
+class Division:
+    """How a product of several operands is divided over devices.
 
-    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
-        specs = [_mesh_axes(x.sharding, len(x.shape)) for x in arguments]
-        plan = assign(
-            factors,
-            (arguments[0].shape, arguments[1].shape, result.shape),
-            (specs[0], specs[1], _mesh_axes(result.sharding, len(result.shape))),
-            dict(mesh.shape),
+    Attributes:
+        factors: its axes.
+        names: the factors of each operand, those of lhs and rhs first.
+        specs: the shardings of the operands under an assignment.
+        whole: the product on one device.
+        shards: the product of one device's shards, under an assignment.
+        replicated: factors along which nothing may be sharded.
+        even: factors that must have equal parts on all devices, or else are whole.
+    """
+
+    factors: Factors
+    names: Sequence[tuple[str, ...]]
+    specs: Callable[[Assignment], Sequence[PartitionSpec]]
+    whole: Callable[..., jax.Array]
+    shards: Callable[..., jax.Array]
+    replicated: tuple[str, ...] = ()
+    even: tuple[str, ...] = ()
+
+    def plan(self, mesh: Any, lhs: Any, rhs: Any, out: Any) -> Assignment:
+        """The assignment for operands and a result of these types, which have shapes and shardings."""
+        sizes = dict(mesh.shape)
+
+        def spec(names: Sequence[str], x: Any) -> Spec:
+            parts = zip(names, x.shape, _mesh_axes(x.sharding, len(x.shape)), strict=True)
+            return tuple(
+                () if n in self.even and size % prod(sizes[a] for a in axes) else axes for n, size, axes in parts
+            )
+
+        specs = spec(self.factors.lhs, lhs), spec(self.factors.rhs, rhs), spec(self.factors.out, out)
+        return assign(self.factors, (lhs.shape, rhs.shape, out.shape), specs, sizes)
+
+    def automatic(self, *operands: jax.Array) -> jax.Array:
+        """The product with a rule for XLA's partitioner, for operands whose sharding the compiler propagates."""
+
+        def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+            plan = self.plan(mesh, arguments[0], arguments[1], result)
+            shardings = tuple(NamedSharding(mesh, spec) for spec in self.specs(plan))
+            return mesh, partial(self.shards, plan), NamedSharding(mesh, plan.out_spec()), shardings
+
+        @custom_partitioning
+        def product(*args: jax.Array) -> jax.Array:
+            return self.whole(*args)
+
+        product.def_partition(
+            partition=partition,
+            sharding_rule=", ".join(" ".join(n) for n in self.names) + " -> " + " ".join(self.factors.out),
+            reduction_factors=self.factors.contracted,  # in the order in which the rule names them
+            need_replication_factors=self.replicated,
         )
-        out_names = plan.out_spec()
-        shardings = [NamedSharding(mesh, plan.spec(n)) for n in names]
-        for i, n in enumerate(names[2:], 2):  # c and bias are added to the sum, and so sharded as the result is
-            shardings[i] = NamedSharding(mesh, PartitionSpec(*out_names[len(out_names) - len(n) :]))
-        return mesh, partial(on_shards, local, plan, **params), NamedSharding(mesh, out_names), tuple(shardings)
+        out: jax.Array = product(*operands)
+        return out
 
-    @custom_partitioning
-    def product(*args: jax.Array) -> jax.Array:
-        return local(*args, **params)
-
-    contracting = tuple(n for n in factors.lhs if n[0] == "k")  # in the order in which the rule names them
-    product.def_partition(
-        partition=partition,
-        sharding_rule=", ".join(" ".join(n) for n in names) + " -> " + " ".join(factors.out),
-        reduction_factors=contracting,
-    )
-    out: jax.Array = product(*operands)
-    return out
+    def explicit(self, target: Any, *operands: jax.Array) -> jax.Array:
+        """The product inside a shard_map over the shardings of its operands' types; ``target`` is the result's type."""
+        mesh = target.sharding.mesh
+        plan = self.plan(mesh, jax.typeof(operands[0]), jax.typeof(operands[1]), target)
+        in_specs = tuple(self.specs(plan))
+        moved = [jax.sharding.reshard(x, NamedSharding(mesh, s)) for x, s in zip(operands, in_specs, strict=True)]
+        body = jax.shard_map(partial(self.shards, plan), mesh=mesh, in_specs=in_specs, out_specs=plan.out_spec())
+        result: jax.Array = jax.sharding.reshard(body(*moved), target.sharding)
+        return result
 
 
-def explicit(local: Local, target: NamedSharding, *operands: jax.Array, **params: Any) -> jax.Array:
-    """The product inside a shard_map over the shardings that are part of the operands' types."""
-    factors = Factors.of(params["dimension_numbers"], operands[0].ndim, operands[1].ndim)
-    shardings = [jax.typeof(x).sharding for x in operands]
-    mesh = target.mesh
-    specs = [_mesh_axes(s, x.ndim) for s, x in zip(shardings, operands, strict=True)]
-    out = _mesh_axes(target, len(factors.out))
-    extent = dict(zip(factors.lhs + factors.rhs, operands[0].shape + operands[1].shape, strict=True))
-    shapes = (operands[0].shape, operands[1].shape, tuple(extent[name] for name in factors.out))
-    plan = assign(factors, shapes, (specs[0], specs[1], out), dict(mesh.shape))
+def division(local: Local, lhs_rank: int, rhs_rank: int, **params: Any) -> Division:
+    """Of a dense product with an epilogue, which ``local`` computes on one device."""
+    factors = Factors.of(params["dimension_numbers"], lhs_rank, rhs_rank)
     names = factors.operands(params["epilogue"])
-    out_spec = plan.out_spec()
-    in_specs = [plan.spec(n) for n in names[:2]]
-    in_specs += [PartitionSpec(*out_spec[len(out_spec) - len(n) :]) for n in names[2:]]
-    moved = [jax.sharding.reshard(x, NamedSharding(mesh, s)) for x, s in zip(operands, in_specs, strict=True)]
-    body = jax.shard_map(
-        partial(on_shards, local, plan, **params), mesh=mesh, in_specs=tuple(in_specs), out_specs=out_spec
-    )
-    result: jax.Array = jax.sharding.reshard(body(*moved), target)
-    return result
+
+    def specs(plan: Assignment) -> list[PartitionSpec]:
+        out = plan.out_spec()  # c and bias are added to the sum, and so sharded as the result is
+        return [*map(plan.spec, names[:2]), *(PartitionSpec(*out[len(out) - len(n) :]) for n in names[2:])]
+
+    return Division(factors, names, specs, partial(local, **params), partial(on_shards, local, **params))
+
+
+def automatic(local: Local, *operands: jax.Array, **params: Any) -> jax.Array:
+    """A dense product that XLA's partitioner divides."""
+    return division(local, operands[0].ndim, operands[1].ndim, **params).automatic(*operands)
+
+
+def explicit(local: Local, target: Any, *operands: jax.Array, **params: Any) -> jax.Array:
+    """A dense product whose operands' types say how they are sharded; ``target`` is the result's type."""
+    return division(local, operands[0].ndim, operands[1].ndim, **params).explicit(target, *operands)

@@ -341,7 +341,7 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     local = partial(_lower, platform)
     by_kernel = decide(platform, ctx.avals_in, params).choice.kernel is not None
     if by_kernel or _padded_by_shard(platform, ctx, params):
-        out = ctx.avals_out[0].sharding
+        out = ctx.avals_out[0]
         if is_partly_manual(ctx) or (not by_kernel and is_exported(ctx)):
             if by_kernel and params["strict"] and (params["kernel"] != "auto" or params["batch_invariant"]):
                 raise UnsupportedError(
@@ -351,7 +351,7 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
                 )
             params = dict(params, kernel="xla", options=(), batch_invariant=False)
             local = partial(_lower, platform, parts=device_count(ctx))
-        elif explicit_axes(out.mesh):
+        elif explicit_axes(out.sharding.mesh):
             local = partial(partition.explicit, local, out)
         elif is_partitioned(ctx):
             local = partial(partition.automatic, local)

@@ -187,11 +187,16 @@ def floor(
 
     With several `weights`, each result takes as many products: of the same `a` with as many `b`.
     """
+    size_a, size_b, size_d = (ELEMENT_TYPES[name].bytes for name in (a, b or a, d or a))
+    moved = m * k * size_a + weights * k * n * size_b + m * n * size_d
+    return least(batch * weights * 2.0 * m * n * k, batch * moved, limits=limits, a=a, precision=precision)
+
+
+def least(operations: float, moved: int, *, limits: DeviceLimits, a: str, precision: str = "default") -> Floor | None:
+    """The floor of so many operations on elements of type `a`, and of so many bytes; None as for `floor`."""
     unit = compute_unit(a, precision, limits.arch)
     peak = limits.peak(unit)
     if peak is None or limits.bandwidth <= 0:
         return None
-    size_a, size_b, size_d = (ELEMENT_TYPES[name].bytes for name in (a, b or a, d or a))
-    moved = m * k * size_a + weights * k * n * size_b + m * n * size_d
-    compute, memory = batch * weights * 2.0 * m * n * k / peak, batch * moved / limits.bandwidth
+    compute, memory = operations / peak, moved / limits.bandwidth
     return Floor(max(compute, memory), "compute" if compute >= memory else "memory", unit)

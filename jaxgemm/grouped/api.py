@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import api
 from jaxgemm import precision as prec
+from jaxgemm._jax_private import explicit_axes
 from jaxgemm.arguments import (
     as_array,
     as_bias,
@@ -56,7 +58,8 @@ def ragged_dot(
         preferred_element_type: type of the result; by default that of the promoted operands.
         group_offset: shape (1,), an integer that may be traced: the group of the first weight. Rows of groups whose
             weights ``rhs`` does not hold have zeros. Without it there must be as many weights as groups.
-        out_sharding: as ``lax.ragged_dot`` takes it.
+        out_sharding: as ``lax.ragged_dot`` takes it. On a mesh of explicit axes it may be left out, unless k or the
+            groups of ``rhs`` are sharded.
         bias: shape (held, n), added to the rows of each group.
         activation: as for :func:`jaxgemm.gemm`. It is applied to rows that have a group.
         kernel: "auto" or "xla": XLA computes a dense product for each group. A kernel by name is refused, as none has a
@@ -88,12 +91,14 @@ def ragged_dot(
     between = out
     if not epilogue.is_scaling:
         between = composed_type(epilogue, (x, w, *([] if extra is None else [extra])), out, by_xla=True)
-    z = _bind(Form(False, False, held), x, w, sizes, offset, out=between, precision=precision, kernel=kernel)
+    target = _target(out_sharding)
+    params = {"precision": precision, "kernel": kernel, "out_sharding": target}
+    z = _bind(Form(False, False, held), x, w, sizes, offset, out=between, **params)
     if not epilogue.is_scaling:
         mine = groups.owner(sizes, offset, x.shape[0], held)
         rows = None if extra is None else extra.at[mine].get(mode="fill", fill_value=0)
         z = jnp.where((mine < held)[:, None], apply(epilogue, z, None, rows, out), jnp.zeros((), out))
-    if out_sharding is not None:
+    if out_sharding is not None and target is None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak and preferred_element_type is None and extra is None else z
 
@@ -143,8 +148,11 @@ def ragged_dot_general(
             x, w, dims, precision=precision, preferred_element_type=out, out_sharding=out_sharding, kernel=kernel
         )
 
+    # A result with more axes, which are merged before, cannot be asked for so, and is resharded afterwards.
+    target = _target(out_sharding) if x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) else None
+
     def bind(form: Form, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-        return _bind(form, x, w, sizes, offset, out=out, precision=precision, kernel=kernel)
+        return _bind(form, x, w, sizes, offset, out=out, precision=precision, kernel=kernel, out_sharding=target)
 
     z = (layout.sums if ragged in contract else layout.rows)(bind, x, w, sizes, numbers)
     if out_sharding is not None:
@@ -152,13 +160,32 @@ def ragged_dot_general(
     return weakly_typed(z) if weak and preferred_element_type is None else z
 
 
-def _bind(form: Form, *operands: jax.Array, out: np.dtype, precision: prec.Precision, kernel: str) -> jax.Array:
+def _target(out_sharding: Any) -> NamedSharding | None:
+    """``out_sharding`` as the primitive takes it: None where shardings are no types."""
+    if out_sharding is None:
+        return None
+    if isinstance(out_sharding, NamedSharding):
+        mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec  # a type's sharding is of an abstract mesh
+    else:
+        mesh, spec = jax.sharding.get_abstract_mesh(), out_sharding
+    return NamedSharding(mesh, spec) if explicit_axes(mesh) else None
+
+
+def _bind(
+    form: Form,
+    *operands: jax.Array,
+    out: np.dtype,
+    precision: prec.Precision,
+    kernel: str,
+    out_sharding: NamedSharding | None,
+) -> jax.Array:
     x, w, *where = operands
     result: jax.Array = grouped_p.bind(
         *vary_alike(x, w, *where),
         form=form,
         precision=prec.canonical(precision),
         preferred_element_type=np.dtype(out),
+        out_sharding=out_sharding,
         kernel=kernel,
         strict=True,
     )
@@ -213,8 +240,10 @@ def _check_numbers(x: jax.Array, w: jax.Array, sizes: jax.Array, numbers: Any, h
         (axis,) = numbers.rhs_group_dimensions
         shape = (*shape[:-1], w.shape[axis] if 0 <= axis < w.ndim else 0)
     stand_ins = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (x, w)]
+    mesh = jax.sharding.get_abstract_mesh()
+    target = NamedSharding(mesh, PartitionSpec()) if explicit_axes(mesh) else None  # which lax cannot infer
     jax.eval_shape(
-        partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=numbers),
+        partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=numbers, out_sharding=target),
         *stand_ins,
         jax.ShapeDtypeStruct(shape, sizes.dtype),
     )

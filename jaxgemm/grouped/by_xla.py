@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgemm.grouped.groups import owner
+from jaxgemm.partition import vary_alike
 from jaxgemm.xla_product import xla_product
 
 
@@ -42,7 +43,8 @@ def rows(
         index, weights = group
         return jnp.where(mine == index, xla_product(lhs=lhs, rhs=weights, dims=dims, **product), out), None
 
-    out = jnp.zeros((m, n), product["preferred_element_type"])
+    # What a scan carries has one type from the start, which in a shard_map tells along which mesh axes it varies.
+    out, *_ = vary_alike(jnp.zeros((m, n), product["preferred_element_type"]), lhs, rhs, mine)
     return lax.scan(step, out, (lax.iota(mine.dtype, held), rhs))[0]
 
 

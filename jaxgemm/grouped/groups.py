@@ -29,6 +29,12 @@ def narrow(offset: jax.Array) -> jax.Array:
     return jnp.clip(offset, least, most).astype(SIZES)
 
 
+def later(offset: jax.Array, by: jax.Array) -> jax.Array:
+    """An offset plus a number that is no less than 0; one beyond all groups stays beyond them."""
+    most = jnp.asarray(jnp.iinfo(SIZES).max, SIZES)
+    return jnp.minimum(offset, most - by) + by
+
+
 def ends(sizes: jax.Array, rows: int) -> jax.Array:
     """The row after the last one of each group, along the last axis."""
     most = jnp.asarray(rows, SIZES)
@@ -41,6 +47,12 @@ def ends(sizes: jax.Array, rows: int) -> jax.Array:
         return clipped
     found: jax.Array = lax.associative_scan(add, clipped, axis=-1)
     return found
+
+
+def portion(sizes: jax.Array, rows: int, first: jax.Array, count: int) -> jax.Array:
+    """How many rows each group has among the ``count`` from row ``first`` on, along the last axis."""
+    inside = jnp.clip(ends(sizes, rows) - first, 0, count)
+    return jnp.diff(inside, axis=-1, prepend=jnp.zeros((), SIZES))
 
 
 def owner(sizes: jax.Array, offset: jax.Array | None, rows: int, held: int) -> jax.Array:

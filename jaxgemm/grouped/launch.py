@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxgemm import rules, symbolic
 from jaxgemm.grouped.choose import choose, problem
-from jaxgemm.kernels import Device
+from jaxgemm.kernels import device_for
 from jaxgemm.primitive import call
 from jaxgemm.select import Choice
 
 
-def decide(device: Device, operands: Any, params: dict[str, Any]) -> Choice:
-    """Who computes a ``jaxgemm_grouped`` of these operands, anything with shapes and types, on one device."""
+def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Choice:
+    """Who computes a ``jaxgemm_grouped`` of these operands, anything with shapes and types, on one device.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot.
+    """
     form = params["form"]
     lhs, rhs, sizes, offset = operands
     kernel = params["kernel"] if params["strict"] or params["kernel"] in ("auto", "xla") else "auto"
@@ -31,7 +36,7 @@ def decide(device: Device, operands: Any, params: dict[str, Any]) -> Choice:
         held=form.held,
         out=params["preferred_element_type"],
     )
-    return choose(found, device, precision=params["precision"], kernel=kernel)
+    return choose(found, device_for(platform), precision=params["precision"], kernel=kernel)
 
 
 def launch(choice: Choice, operands: tuple[jax.Array, ...], params: dict[str, Any]) -> jax.Array:

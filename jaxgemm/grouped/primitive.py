@@ -30,10 +30,18 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxgemm import dtypes
-from jaxgemm._jax_private import check_for_nans, device_count
-from jaxgemm.grouped import by_xla
+from jaxgemm._jax_private import (
+    check_for_nans,
+    device_count,
+    explicit_axes,
+    is_exported,
+    is_partitioned,
+    is_partly_manual,
+    mapped_mesh_axes,
+    needs_devices_while_lowering,
+)
+from jaxgemm.grouped import by_xla, partition
 from jaxgemm.grouped.launch import decide, launch
-from jaxgemm.kernels import device_for
 from jaxgemm.primitive import tangent_of
 
 grouped_p = Primitive("jaxgemm_grouped")
@@ -70,6 +78,7 @@ class Form:
 # Parameters of the primitive, which rules take and pass on:
 #   form                                  a Form
 #   precision, preferred_element_type     as dot_general_p has them
+#   out_sharding                          as dot_general_p has it, of the result; None where shardings are no types
 #   kernel                                as gemm_p has it
 #   strict                                whether the kernel was asked for of this very product, not of one that it
 #                                         is a derivative of
@@ -79,8 +88,9 @@ class Form:
 def _abstract_eval(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> Any:
     form: Form = params["form"]
     batches = _batches([lhs, rhs, sizes, offset], form)
-    # As dot_general's result of a matrix of each, so that it varies over mesh axes as that does.
-    x, y = (_reshaped(v, v.shape[-2:]) for v in (lhs, rhs))
+    spec, matrix = partition.asked(params["out_sharding"], len(batches) + len(form.shape(lhs.shape, rhs.shape)))
+    # As dot_general's result of a matrix of each, so that it varies over mesh axes, and is sharded, as that is.
+    x, y = (partition.retyped(v, v.shape[-2:], v.sharding.spec[-2:]) for v in (lhs, rhs))
     dims = ((0,), (0,)) if form.sums else ((1,), (1 if form.transposed else 0,))
     out, effects = lax.dot_general_p.abstract_eval(
         x,
@@ -88,16 +98,10 @@ def _abstract_eval(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -
         dimension_numbers=(dims, ((), ())),
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
-        out_sharding=None,
+        out_sharding=matrix,
     )
-    shape = batches + form.shape(lhs.shape, rhs.shape)
-    return _reshaped(out, shape), effects
-
-
-def _reshaped(aval: Any, shape: tuple[int, ...]) -> Any:
-    """The type with another shape, not sharded."""
-    sharding = aval.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
-    return aval.update(shape=shape, sharding=sharding)
+    spec = spec or partition.inferred(out, [lhs, rhs, sizes, offset], form)
+    return partition.retyped(out, batches + form.shape(lhs.shape, rhs.shape), spec), effects
 
 
 def _batches(operands: list[Any], form: Form) -> tuple[int, ...]:
@@ -151,7 +155,8 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
     shared = len(unknown.aval.shape) == form.ranks[place] and bool(_batches([x, y, sizes, offset], derived))
     # One operand for all of a batch: its parts are added up before they are rounded.
     kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
-    bound = dict(params, form=derived, preferred_element_type=kept, strict=False)
+    target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
+    bound = dict(params, form=derived, preferred_element_type=kept, out_sharding=target, strict=False)
     out = grouped_p.bind(x, y, sizes, offset, **bound)
     result[place] = jnp.sum(out, axis=0).astype(wanted) if shared else out
     return result
@@ -163,8 +168,11 @@ ad.primitive_transposes[grouped_p] = _transpose_rule
 # --- vmap -----------------------------------------------------------------------------------------------------
 
 
-def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
+def _batch_rule(axis_data: Any, args: Any, bdims: Any, **params: Any) -> tuple[Any, int | None]:
+    if all(d is None for d in bdims):
+        return grouped_p.bind(*args, **params), None
     form: Form = params["form"]
+    params = dict(params, out_sharding=partition.batched(params["out_sharding"], mapped_mesh_axes(axis_data)))
     moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, bdims, strict=True)]
     size = next(x.shape[0] for x, d in zip(moved, bdims, strict=True) if d is not None)
     plain = [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in zip(moved, bdims, strict=True)]
@@ -181,7 +189,7 @@ def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[Any, int]:
     return (out.reshape((size, *inner, *out.shape[1:])) if inner else out), 0
 
 
-batching.primitive_batchers[grouped_p] = _batch_rule
+batching.fancy_primitive_batchers[grouped_p] = _batch_rule  # which is given the axis, and so its sharding
 
 
 # --- Lowering -------------------------------------------------------------------------------------------------
@@ -190,7 +198,7 @@ batching.primitive_batchers[grouped_p] = _batch_rule
 def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> jax.Array:
     form: Form = params["form"]
     if parts == 1:
-        choice = decide(device_for(platform), operands, params)
+        choice = decide(platform, operands, params)
         if choice.kernel is not None:
             return launch(choice, operands, params)
     product = {name: params[name] for name in ("precision", "preferred_element_type")}
@@ -203,10 +211,20 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    function = partial(_compute, platform, device_count(ctx), **params)
+    decide(platform, ctx.avals_in, params)  # its refusal
+    divided = partition.division(partial(_compute, platform, 1), ctx.avals_in, **params)
+    if explicit_axes((out := ctx.avals_out[0]).sharding.mesh):
+        function: Any = partial(divided.explicit, out)
+    elif is_partitioned(ctx) and not is_exported(ctx):
+        function = divided.automatic
+    else:
+        # XLA cannot divide a kernel's call. Inside of a shard_map over all of the mesh there is nothing to divide.
+        parts = device_count(ctx) if is_partitioned(ctx) or is_partly_manual(ctx) else 1
+        function = partial(_compute, platform, parts, **params)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
 for _platform in ("cuda", "cpu"):
     mlir.register_lowering(grouped_p, partial(_rule, _platform), platform=_platform)
 mlir.register_lowering(grouped_p, partial(_rule, "other"))
+needs_devices_while_lowering(grouped_p)

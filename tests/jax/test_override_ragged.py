@@ -1,4 +1,6 @@
-"""override: a ragged product becomes a dense one of a kernel of ours, or stays and says why."""
+"""override: a ragged product becomes a grouped one, or stays and says why."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,8 @@ from meshes import mesh
 from routing import close, count, total
 
 import jaxgemm
+from jaxgemm.grouped.primitive import grouped_p
 from jaxgemm.override import override
-from jaxgemm.select import resolve
 
 Numbers = lax.RaggedDotDimensionNumbers
 
@@ -45,9 +47,10 @@ MODES = {
 }
 
 
-def ragged(function, *args):
-    """Ragged products in the function's jaxpr."""
-    return sum(eqn.primitive.name == "ragged_dot_general" for eqn in equations(function, *args))
+def counted(function, *args):
+    """(grouped products, ragged ones of lax) in the function's jaxpr."""
+    found = [eqn.primitive.name for eqn in equations(function, *args)]
+    return found.count("jaxgemm_grouped"), found.count("ragged_dot_general")
 
 
 @pytest.fixture
@@ -71,8 +74,10 @@ def test_every_mode(mode, rng):
     def function(x, y):
         return lax.ragged_dot_general(x, y, sizes, numbers)
 
-    ours = override(function, kernel="host")
-    assert (count(ours, x, y), ragged(ours, x, y)) == ((1, 0), 0)
+    ours = override(function)
+    assert counted(function, x, y) == (0, 1)
+    assert counted(ours, x, y) == ((0, 0) if mode == "batches" else (1, 0))
+    assert count(ours, x, y) == ((1, 0) if mode == "batches" else (0, 0))
     close(jax.jit(ours)(x, y), function(x, y))
     if mode in ("rows", "rows of no group", "rows, transposed weights"):  # lax differentiates no other
         gradient = [jax.jit(jax.grad(total(f), (0, 1))) for f in (ours, function)]
@@ -84,7 +89,7 @@ def test_sizes_that_are_computed(x, w):
         sizes = jnp.bincount(which, length=3).astype(jnp.int32)
         return lax.ragged_dot(x[jnp.argsort(which)], w, sizes)
 
-    ours = override(function, kernel="host")
+    ours = override(function)
     for which in ([0, 1, 2, 2, 1, 0, 0], [1] * 7, [2, 0, 2, 0, 2, 0, 2]):
         close(jax.jit(ours)(x, w, jnp.array(which)), function(x, w, jnp.array(which)))
 
@@ -93,7 +98,7 @@ def test_transformations_from_outside_and_inside(x, w):
     def function(x, w):
         return jnp.tanh(lax.ragged_dot(jnp.sin(x), w, SIZES)) @ w[0]
 
-    ours = override(function, kernel="host")
+    ours = override(function)
     close(jax.jvp(ours, (x, w), (x, w)), jax.jvp(function, (x, w), (x, w)))
     # lax has no second derivative of it: by a product a row.
     rowwise = lambda x, w: jnp.tanh(jnp.einsum("mk,mkn->mn", jnp.sin(x), w[jnp.array([0] * 3 + [2] * 4)])) @ w[0]  # noqa: E731
@@ -103,32 +108,34 @@ def test_transformations_from_outside_and_inside(x, w):
     expected = jnp.stack([function(*args) for args in zip(xs, ws, strict=True)])
     close(jax.vmap(ours)(xs, ws), expected)
     gradient = jax.grad(total(function), (0, 1))
-    inside = override(gradient, kernel="host")
+    inside = override(gradient)
     close(inside(x, w), gradient(x, w))
-    assert ragged(gradient, x, w) == 3
-    assert ragged(inside, x, w) == 0
+    assert counted(gradient, x, w) == (0, 3)
+    assert counted(inside, x, w) == (3, 0)
 
     def layers(x, w):
         return lax.scan(lambda c, _: (jnp.tanh(lax.ragged_dot(c, w, SIZES)), None), x, None, length=3)[0]
 
-    close(jax.jit(override(layers, kernel="host"))(x, w), layers(x, w))
+    close(jax.jit(override(layers))(x, w), layers(x, w))
 
 
-def test_specials_stay_in_their_rows(x, w):
-    x = x.at[1, 2].set(jnp.nan)
-    got = override(lambda x, w: lax.ragged_dot(x, w, SIZES), kernel="host")(x, w)
+def test_specials_stay_in_their_groups(x, w):
+    x, w = x.at[1, 2].set(jnp.nan), w.at[1].set(jnp.inf)
+    got = override(lambda x, w: lax.ragged_dot(x, w, SIZES))(x, w)
     np.testing.assert_array_equal(np.isnan(got).any(1), np.arange(7) == 1)
+    assert not np.isinf(got).any()
 
 
 def test_types_and_precision(x, w):
     narrow = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
 
-    def function(x, w):
-        return lax.ragged_dot(x, w, SIZES, precision="highest", preferred_element_type=jnp.float32)
+    def function(x, w, precision="highest"):
+        return lax.ragged_dot(x, w, SIZES, precision=precision, preferred_element_type=jnp.float32)
 
-    (product,) = jaxgemm.explain(override(function, kernel="host"), *narrow).products
-    assert product.precision == (lax.Precision.HIGHEST,) * 2
-    got = override(function, kernel="host")(*narrow)
+    for routed in (override(function), override(partial(function, precision=None), precision="highest")):
+        (product,) = (eqn for eqn in equations(routed, *narrow) if eqn.primitive is grouped_p)
+        assert product.params["precision"] == (lax.Precision.HIGHEST,) * 2
+    got = override(function)(*narrow)
     assert got.dtype == jnp.float32
     exact = lax.ragged_dot(*(v.astype(jnp.float64) for v in narrow), SIZES)
     np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5)
@@ -146,11 +153,11 @@ def test_inside_of_shard_map(check_vma, x, w):
         return jax.shard_map(body, mesh=on, in_specs=(P("i"), P()), out_specs=P("i"), check_vma=check_vma)
 
     xs = jnp.stack([x, 2 - x])
-    ours, plain = mapped(lambda f: override(f, kernel="host")), mapped(lambda f: f)
-    assert ragged(ours, xs, w) == 0
+    ours, plain = mapped(lambda f: override(f)), mapped(lambda f: f)
+    assert counted(ours, xs, w) == (1, 0)
     close(jax.jit(ours)(xs, w), plain(xs, w))
     close(jax.jit(jax.grad(total(ours), (0, 1)))(xs, w), jax.grad(total(plain), (0, 1))(xs, w))
-    around = override(plain, kernel="host")
+    around = override(plain)
     close(around(xs, w), plain(xs, w))
     (left,) = jaxgemm.explain(around, xs, w).left
     assert left.why == "it is in a shard_map that override was put around; override the function that is mapped"
@@ -159,40 +166,63 @@ def test_inside_of_shard_map(check_vma, x, w):
 # --- What stays -----------------------------------------------------------------------------------------------
 
 
-def test_auto_leaves_to_xla_what_xla_would_compute(x, w):
-    """XLA may have an instruction for it, which needs no masks."""
-
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        ("xla", "XLA's product was asked for by name, and it has a ragged one of its own"),
+        ("host", "kernel 'host' has no grouped form"),
+    ],
+)
+def test_kernels_without_a_grouped_form(kernel, why, x, w):
     def function(x, w):
         return lax.ragged_dot(x, w, SIZES)
 
-    for kernel in ("auto", "xla"):
-        assert ragged(override(function, kernel=kernel), x, w) == 1
-        close(override(function, kernel=kernel)(x, w), function(x, w))
-        (left,) = jaxgemm.explain(override(function, kernel=kernel), x, w).left
-        assert left.operands == "float64[7,8] x float64[3,8,8] -> float64"
-        assert left.why.startswith("XLA has a ragged product of its own")
-    (left,) = jaxgemm.explain(function, x, w).left
-    assert left.why.startswith("XLA has a ragged product of its own")
+    ours = override(function, kernel=kernel)
+    assert counted(ours, x, w) == (0, 1)
+    close(ours(x, w), function(x, w))
+    (left,) = jaxgemm.explain(ours, x, w).left
+    assert left.operands == "float64[7,8] x float64[3,8,8] -> float64"
+    assert left.why == why
 
 
-def test_auto_takes_a_kernel_where_it_would_for_the_dense_product(x, w, monkeypatch):
-    asked = []
+def test_a_kernel_by_name_computes_groups_of_whole_products(x):
+    def function(x):
+        numbers = Numbers((((1,), (2,)), ((0,), (0,))), [0], [])
+        return lax.ragged_dot_general(x, jnp.stack([x] * 7), jnp.array([3, 4]), numbers)
 
-    def choose(problem, device, _):
-        asked.append((problem.m, problem.n, problem.k))
-        return resolve("host", (), problem, device)
+    ours = override(function, kernel="host")
+    assert (count(ours, x), counted(ours, x)) == ((1, 0), (0, 0))
+    (product,) = jaxgemm.explain(ours, x).products
+    assert product.kernel == "host"
+    close(ours(x), function(x))
+    assert counted(override(function, kernel="xla"), x) == (0, 1)
 
-    monkeypatch.setattr("jaxgemm.select._automatic", choose)
-    ours = override(lambda x, w: lax.ragged_dot(x, w, SIZES))
-    assert ragged(ours, x, w) == 0
-    assert set(asked) == {(7, 8, 24)}  # the groups are contracted
+
+def test_what_is_not_overridden_says_so(x, w):
+    (left,) = jaxgemm.explain(lambda x, w: lax.ragged_dot(x, w, SIZES), x, w).left
+    assert left.why == "nothing routes it to jaxgemm; jaxgemm.override would"
 
 
 def test_what_no_kernel_computes_stays(x, w):
     def function(x, w):
         return lax.ragged_dot(x.astype(complex), w.astype(complex), SIZES)
 
-    ours = override(function, kernel="host")
+    ours = override(function)
+    assert counted(ours, x, w) == (0, 1)
     close(ours(x, w), function(x, w))
     (left,) = jaxgemm.explain(ours, x, w).left
     assert left.why == "no kernel multiplies complex128 by complex128"
+
+
+def test_a_later_group_stays(x, w):
+    ours = override(lambda x, w: lax.ragged_dot(x, w, SIZES, group_offset=0))
+    (left,) = jaxgemm.explain(ours, x, w).left
+    assert left.why == "it starts at a later group (group_offset)"
+
+
+def test_weak_operands():
+    def function(x):
+        return lax.ragged_dot(lax.broadcast(1.5, (7, 8)), lax.broadcast(2.5, (3, 8, 4)), SIZES) + x
+
+    x = jnp.ones(4, jnp.bfloat16)
+    close(override(function)(x), function(x))

@@ -278,12 +278,6 @@ def test_a_kernel_by_name_is_refused():
     assert jaxgemm.ragged_dot(x, w, sizes, kernel="xla").shape == (M, N)
 
 
-def test_explain_lists_it():
-    x, w, sizes = jnp.ones((M, K)), jnp.ones((GROUPS, K, N)), jnp.ones(GROUPS, jnp.int32)
-    (left,) = jaxgemm.explain(jax.grad(lambda x: jnp.sum(jaxgemm.ragged_dot(x, w, sizes))), x).left[:1]
-    assert "XLA computes a dense one for each group" in str(left)
-
-
 def test_temporaries_do_not_grow_with_the_groups():
     """No operand is repeated for every group."""
 

@@ -46,6 +46,20 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const C
       : "memory");
 }
 
+// How L2 is to treat lines: kStreamed are the first to leave, as they are not read again. The values are what
+// the instruction createpolicy makes of these words for all of an access.
+enum class L2Policy : uint64_t { kNormal = 0x1000000000000000, kStreamed = 0x12f0000000000000 };
+
+__device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
+                                         int inner, int outer, int batch1, int batch0, L2Policy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch1), "r"(batch0),
+      "l"(static_cast<uint64_t>(policy))
+      : "memory");
+}
+
 // tma_load_multicast or, without kMulticast, tma_load.
 template <bool kMulticast>
 __device__ __forceinline__ void load_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
@@ -61,6 +75,15 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t sourc
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(source), "r"(column), "r"(row), "r"(batch)
                : "memory");
+}
+// The same for results that nothing reads soon.
+__device__ __forceinline__ void tma_store_streamed(const CUtensorMap* map, uint32_t source, int column,
+                                                   int row, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::
+          "l"(map),
+      "r"(source), "r"(column), "r"(row), "r"(batch), "l"(static_cast<uint64_t>(L2Policy::kStreamed))
+      : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -37,9 +37,25 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
   return dense;
 }
 
-bool allowed(const GemmProblem& p, const TileConfig& t) {
+// Expected tokens of a group up to which they lie along a tile's columns. Above, tiles along the rows were
+// faster: the forms of a tile take different times, so that blocks drift apart and L2 keeps less of what they
+// share.
+constexpr double kTokensOnColumns = 256;
+// How many times the expected tokens of a group a tile may have: a larger one loads no faster, and idles
+// longer.
+constexpr double kIdleTokens = 4;
+
+bool worthwhile(const TileConfig& t, const Expected& expected) {
+  if (t.grouped == Grouped::kSums) return true;
+  if (t.grouped == Grouped::kColumns && expected.tokens > kTokensOnColumns) return false;
+  const int tokens = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
+  return tokens <= kIdleTokens * std::max(expected.tokens, 4.0);
+}
+
+bool allowed(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
   if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
     return false;
+  if (!fixed(p, kTileM) && !fixed(p, kTileN) && !worthwhile(t, expected)) return false;
   return p.gated == (t.gated != Gated::kNo) && options_allow(p, t);
 }
 
@@ -54,14 +70,13 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
 RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
                        const Expected& expected, int64_t group, const Machine& machine) {
   Units units(s, t, c, machine.multiprocessors);
-  const bool half = t.has_half_form() || t.schedule == Schedule::kCooperative;
-  const auto tiles = [&](int tokens) { return expected.tiles(tokens, half ? tokens / 2 : tokens); };
-  if (t.grouped == Grouped::kRows) units.rows = tiles(t.result_m());
-  if (t.grouped == Grouped::kColumns) units.columns = tiles(t.result_n());
+  if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m(), t.result_m());
+  if (t.grouped == Grouped::kColumns)
+    units.columns = expected.tiles(t.result_n(), t.result_n() / t.token_forms());
   units.products = expected.groups * double(dense.batch[0]);
   RankedConfig best;
   for (const int walk : {1, 2, 4, 8, 16}) {
-    if (group ? walk != 1 : walk > 1 && walk > std::max(units.rows, units.columns)) continue;
+    if (group ? walk != 1 : walk / 2 >= units.rows && walk > 1) continue;
     c.group = group ? static_cast<int>(group) : walk;
     const Cost found = cost(dense, s, t, c, machine, units);
     if (walk == 1 || found.total < best.cost.total) best = {c, found};
@@ -88,7 +103,7 @@ std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& mach
   const GemmProblem dense = stand_in(p, expected);
   for (int tile = kUngroupedTileCount; tile < kSingleTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
-    if (!allowed(p, t)) continue;
+    if (!allowed(p, t, expected)) continue;
     const bool swap = t.grouped == Grouped::kColumns;
     const Shape s(dense, swap);
     for (const int m : {1, 2}) {

@@ -101,12 +101,10 @@ struct TileConfig {
     const int each = (grouped == Grouped::kRows ? result_m() : result_n()) / share;
     return each < 64 ? each : 64;
   }
-  // Whether the tile has a form that multiplies the first half of its tokens only, or of its rows where there
-  // are many products.
-  constexpr bool has_half_form() const {
-    return schedule == Schedule::kPingPong &&
-           (((grouped == Grouped::kRows || grouped == Grouped::kMany) && tile_m == 128) ||
-            (grouped == Grouped::kColumns && tile_n == 128));
+  // Forms of a tile, which multiply the first 64, 128, ... of its tokens: how many there are.
+  constexpr int token_forms() const {
+    const int tokens = grouped == Grouped::kColumns ? tile_n : 64;
+    return tokens <= 64 ? 1 : tokens / 64;
   }
   // Bytes of shared memory for the ring of stages, and how many stages of a size fit.
   constexpr int room() const {
@@ -173,6 +171,7 @@ constexpr TileConfig kTiles[] = {
     // Tiles of grouped products come last but for those of many.
     {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kRows},
     {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kRows},
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kColumns},
     {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
     {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
     {.tile_m = 64, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
@@ -231,7 +230,7 @@ constexpr bool has_narrow_edge(const TileConfig& t, int64_t columns) {
 }
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-constexpr int kGatedTileCount = 7, kGroupedTileCount = 13, kManyTileCount = 3;
+constexpr int kGatedTileCount = 7, kGroupedTileCount = 14, kManyTileCount = 3;
 constexpr int kPlainTileCount = kTileCount - kGatedTileCount - kGroupedTileCount - kManyTileCount;
 constexpr int kUngroupedTileCount = kPlainTileCount + kGatedTileCount;
 constexpr int kSingleTileCount = kTileCount - kManyTileCount;  // of launches that have one product

@@ -140,7 +140,8 @@ struct Engine {
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
-  static constexpr bool kHasNarrow = kConfig.has_narrow_form(), kHasHalf = kConfig.has_half_form();
+  static constexpr bool kHasNarrow = kConfig.has_narrow_form();
+  static constexpr int kTokenForms = kConfig.token_forms();
   static constexpr int kConsumers = kConfig.consumers;
   static constexpr Grouped kGrouped = kConfig.grouped;
   static constexpr bool kIsGrouped = kGrouped != Grouped::kNo;

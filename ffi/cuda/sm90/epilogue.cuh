@@ -315,7 +315,9 @@ class EpilogueWarp {
     __syncwarp();
     if (lane_ == 0) {
       const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
-      tma_store(d_map<E>(p_, s.batch), buffer, kTransposed ? row : col, kTransposed ? col : row, s.batch);
+      // A result for each group takes long to write, in which L2 is to keep what is multiplied.
+      const auto store = E::kGrouped == Grouped::kSums ? tma_store_streamed : tma_store;
+      store(d_map<E>(p_, s.batch), buffer, kTransposed ? row : col, kTransposed ? col : row, s.batch);
       tma_store_commit();
     }
   }

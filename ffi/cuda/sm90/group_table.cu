@@ -30,7 +30,7 @@ GroupTable group_table(const Plan& plan, const GemmProblem& p, const GemmBuffers
           .batches = static_cast<uint32_t>(p.batch[0]),
           .rows = static_cast<uint32_t>(sums ? p.k : p.m),
           .columns = static_cast<uint32_t>(weight_columns(plan)),
-          .walk = static_cast<uint32_t>(plan.config.group),
+          .walk = static_cast<uint32_t>(std::min(plan.config.group, 1024)),
           .k_blocks = static_cast<uint32_t>(ceil_div(p.k, kTileK))};
 }
 

@@ -3,6 +3,8 @@
 // group's: results of such rows are dropped, and where tokens are summed over they are cleared.
 #pragma once
 
+#include <utility>
+
 #include "epilogue.cuh"
 #include "groups.cuh"
 #include "mainloop.cuh"
@@ -85,13 +87,19 @@ __device__ __forceinline__ void consume_groups(const GroupedParams& p, const Sha
     }
     epilogue.prefetch(strip);
     Accumulators<E> acc;
-    constexpr bool kOnRows = E::kGrouped == Grouped::kRows;
-    if (!E::kHasHalf || unit.end - unit.row > 64) [[likely]] {
-      multiply<E, E::kTileN>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
-    } else if constexpr (E::kHasHalf) {
-      constexpr int kColumns = kOnRows ? E::kTileN : E::kTileN / 2,
-                    kBlocks = kOnRows ? E::kBlocksM / 2 : E::kBlocksM;
-      multiply<E, kColumns, kBlocks>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
+    const auto multiply_columns = [&]<int kColumns>() {
+      multiply<E, kColumns>(acc, shared, place, ring, row, unit.k_blocks, arrived, [] {}, issued);
+    };
+    if constexpr (E::kTokenForms == 1) {
+      multiply_columns.template operator()<E::kTileN>();
+    } else {
+      const int tokens = unit.end - unit.row;
+      [&]<int... kForm>(std::integer_sequence<int, kForm...>) {
+        ((tokens <= 64 * (kForm + 1) || kForm == E::kTokenForms - 1
+              ? (multiply_columns.template operator()<64 * (kForm + 1)>(), true)
+              : false) ||
+         ...);
+      }(std::make_integer_sequence<int, E::kTokenForms>{});
     }
     epilogue.store(acc, strip);
   }
@@ -119,14 +127,20 @@ __device__ __forceinline__ void produce_groups(const GroupedParams& p, const Sha
     uint32_t bytes;
     if constexpr (E::kGrouped == Grouped::kSums) {
       bytes = x.start(unit.tile * E::kResultM, x_batch, 0) + y.start(unit.column * E::kResultN, y_batch, 0);
-    } else if constexpr (E::kGrouped == Grouped::kRows) {
+      ring.fill(x, y, up, bytes, unit.k_begin, unit.k_blocks);
+      continue;
+    }
+    // Tiles of a group that has several in a row read the same weights at about the same time.
+    const L2Policy policy = unit.alone ? L2Policy::kStreamed : L2Policy::kNormal;
+    if constexpr (E::kGrouped == Grouped::kRows) {
       const int weights = unit.tile * E::kResultN;
-      bytes = x.start(unit.row, unit.end - unit.row, x_batch) + y.start(weights, y_batch, unit.group) +
-              up.start(weights, y_batch, unit.group);
+      bytes = x.start(unit.row, unit.end - unit.row, x_batch) +
+              y.start(weights, y_batch, unit.group, policy) + up.start(weights, y_batch, unit.group, policy);
     } else {
       const int weights = unit.tile * E::kResultM;
-      bytes = x.start(weights, x_batch, unit.group) + y.start(unit.row, unit.end - unit.row, y_batch) +
-              up.start(weights, x_batch, unit.group);
+      bytes = x.start(weights, x_batch, unit.group, policy) +
+              y.start(unit.row, unit.end - unit.row, y_batch) +
+              up.start(weights, x_batch, unit.group, policy);
     }
     ring.fill(x, y, up, bytes, unit.k_begin, unit.k_blocks);
   }

@@ -75,6 +75,7 @@ struct GroupUnit {
   int column, product;    // "sums" only: product counts the results of all batches
   int k_begin, k_blocks;  // k_blocks is 0 where results are zeros
   int last_lines;         // "sums" only: tokens in the last step
+  bool alone;             // no other tile has the same weights
 };
 
 // A tile's place among those of a group, or of one of many products.
@@ -93,7 +94,7 @@ __device__ __forceinline__ WalkedTile walked_tile(uint32_t index, uint32_t rows,
 }
 
 // The units of a block that multiply tokens by weights. Groups follow each other; the tiles of one are walked
-// `walk` rows of tokens at a time, down these first and then along the weights.
+// `walk` rows at a time, down these first and then along the columns.
 template <typename E>
 class TokenUnits {
   static constexpr bool kOnRows = E::kGrouped == Grouped::kRows;
@@ -149,7 +150,10 @@ class TokenUnits {
     const uint32_t end = __shfl_sync(0xffffffffu, window_.end(), lane);
     const uint32_t rows = (end - begin + kTokens - 1) / kTokens;
     const uint32_t within = index_ - (__shfl_sync(0xffffffffu, tiles_end_, lane) - rows) * table_.columns;
-    const auto [row, column] = walked_tile(within, rows, table_.columns, table_.walk);
+    // As rows and columns of the engine, whichever of them are tokens.
+    const auto [engine_row, engine_column] = walked_tile(
+        within, kOnRows ? rows : table_.columns, kOnRows ? table_.columns : rows, table_.walk);
+    const uint32_t row = kOnRows ? engine_row : engine_column, column = kOnRows ? engine_column : engine_row;
     const uint32_t entry = window_.first() + lane, batch = entry / window_.each();
     const uint32_t group = entry - batch * window_.each(), before = batch * table_.rows;
     const int held = static_cast<int>(group) - first_;
@@ -160,6 +164,7 @@ class TokenUnits {
     unit_.tile =
         static_cast<int>(kOnRows ? column * place_.cols + place_.col : column * place_.rows + place_.row);
     unit_.k_begin = 0;
+    unit_.alone = rows == 1;
     const bool has_weights = group < table_.count && held >= 0 && held < static_cast<int>(table_.held);
     unit_.k_blocks = has_weights ? static_cast<int>(table_.k_blocks) : 0;
   }

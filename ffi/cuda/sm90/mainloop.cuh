@@ -17,7 +17,8 @@ namespace jaxgemm::cuda::sm90 {
 // The copy engine takes longer for lines outside of the operand than for others. So at the operand's edge it
 // is asked only for periods of the swizzle (K-major) or blocks (MN-major) that have a row that exists. The
 // other rows of the stage hold what was there before, and become results that nobody stores.
-template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes>
+// kHinted: L2 is told how to treat the lines.
+template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes, bool kHinted = false>
 class TmaOperand {
  public:
   // The operand has `rows` rows. `edge` is the map for a last tile that is cut, unless that is the only tile.
@@ -34,7 +35,8 @@ class TmaOperand {
 
   // Moves to the tile that begins at row `line`. Returns the bytes that a stage gets, from all blocks
   // together.
-  __device__ uint32_t start(int line, int batch0, int batch1) {
+  __device__ uint32_t start(int line, int batch0, int batch1, L2Policy policy = L2Policy::kNormal) {
+    if constexpr (kHinted) policy_ = policy;
     batch0_ = batch0;
     batch1_ = batch1;
     const bool whole = line + kLines <= rows_;
@@ -76,14 +78,19 @@ class TmaOperand {
 
  private:
   __device__ void copy(uint32_t destination, uint32_t barrier, int inner, int outer) const {
-    load_box<kMulticast>(destination, map_, barrier, inner, outer, batch1_, batch0_, mask_);
+    if constexpr (kHinted)
+      tma_load(destination, map_, barrier, inner, outer, batch1_, batch0_, policy_);
+    else
+      load_box<kMulticast>(destination, map_, barrier, inner, outer, batch1_, batch0_, mask_);
   }
+  static_assert(!kHinted || !kMulticast);
 
   const CUtensorMap *whole_, *edge_, *map_ = nullptr;
   uint32_t shared_, to_ = 0;
   int rows_, shift_, slice_;
   uint16_t mask_;
   int copies_ = 0, inner_ = 0, outer_ = 0, batch0_ = 0, batch1_ = 0;
+  L2Policy policy_ = L2Policy::kNormal;
 };
 
 // Loads tokens of one group, which are K-major, in boxes of so many tokens that a group's last tile need not
@@ -111,18 +118,14 @@ class TokenOperand {
 
   __device__ void load(int stage, uint32_t barrier, int k) const {
     const uint32_t to = to_ + stage * kStageBytes;
-    if (copies_ > 0) load_box<kMulticast>(to, map_, barrier, k, line_, 0, batch_, mask_);
-    if constexpr (!kMulticast) {
 #pragma unroll
-      for (int box = 1; box < kLines / 64; ++box) {
-        if (copies_ > box)
-          load_box<kMulticast>(to + box * (64 * 128), map_, barrier, k, line_ + box * 64, 0, batch_, mask_);
-      }
+    for (int i = 0; i < (kMulticast ? kLines / 2 + 63 : kLines + 63) / 64; ++i) {
+      if (i < copies_)
+        load_box<kMulticast>(to + i * (64 * 128), map_, barrier, k, line_ + 64 * i, 0, batch_, mask_);
     }
   }
 
  private:
-  static_assert(kLines <= (kMulticast ? 128 : 256));
   const CUtensorMap* map_;
   int first_, box_;
   uint32_t to_;
@@ -132,7 +135,7 @@ class TokenOperand {
 
 // Stands for the second weight where the product is not gated.
 struct NoOperand {
-  __device__ uint32_t start(int, int, int) { return 0; }
+  __device__ uint32_t start(int, int, int, L2Policy = L2Policy::kNormal) { return 0; }
   __device__ void load(int, uint32_t, int) const {}
 };
 
@@ -186,10 +189,11 @@ struct LoadedOperands {
   using X =
       std::conditional_t<E::kGrouped == Grouped::kRows, TokenOperand<E::kLoadedX, kShareX, E::kBytesX>,
                          std::conditional_t<E::kEveryEighth, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
-                                            TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX>>>;
-  using Y =
-      std::conditional_t<E::kGrouped == Grouped::kColumns, TokenOperand<E::kLoadedY, kShareY, E::kBytesY>,
-                         TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY>>;
+                                            TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX,
+                                                       E::kGrouped == Grouped::kColumns>>>;
+  using Y = std::conditional_t<
+      E::kGrouped == Grouped::kColumns, TokenOperand<E::kLoadedY, kShareY, E::kBytesY>,
+      TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY, E::kGrouped == Grouped::kRows>>;
   using Parameters = typename E::Parameters;
 
   static __device__ __forceinline__ X x(const Parameters& p, const SharedLayout<E>& shared,

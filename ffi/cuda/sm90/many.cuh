@@ -37,7 +37,7 @@ class ManyUnits {
     const ManyEntry& of = p_.entries[before];
     const uint32_t rows = (of.rows + E::kTileM - 1) / E::kTileM,
                    columns = (of.cols + E::kTileN - 1) / E::kTileN;
-    const auto [row, column] = walked_tile(index - of.first_unit, rows, columns, p_.walk);
+    const auto [row, column] = walked_tile(index - of.first_unit, rows, columns, min(p_.walk, rows));
     return {of, static_cast<int>(row * E::kTileM), static_cast<int>(column * E::kTileN)};
   }
 
@@ -74,9 +74,9 @@ __device__ __forceinline__ void consume_many(const ManyParams& p, const SharedLa
       }
     };
     Accumulators<E> acc;
-    if (!E::kHasHalf || left > 64) [[likely]]
+    if (E::kBlocksM == 1 || left > 64) [[likely]]
       multiply<E, E::kTileN>(acc, shared, place, ring, row, k_blocks, [](int, int) {}, [] {}, issued);
-    else if constexpr (E::kHasHalf)
+    else if constexpr (E::kBlocksM > 1)
       multiply<E, E::kTileN, E::kBlocksM / 2>(
           acc, shared, place, ring, row, k_blocks, [](int, int) {}, [] {}, issued);
     // Products are stored in different ways, so the buffers' turns begin anew with each tile.

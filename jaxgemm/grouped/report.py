@@ -1,0 +1,89 @@
+"""What ``explain`` says of a grouped product: its shape in words, and the least time that it can take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from jaxgemm import precision as prec
+from jaxgemm import roofline
+from jaxgemm.dtypes import ELEMENT_TYPES
+from jaxgemm.grouped.primitive import Form
+
+
+@dataclass(frozen=True)
+class Description:
+    """A grouped product, without what computes it.
+
+    Attributes:
+        operands: "float32[64,16] x float32[8,16,24]".
+        result: element type of the product.
+        problem: "rows of 8 groups: m 64, n 24, k 16".
+        floor: the least time the device needs for it, None where the device's rates are not known.
+    """
+
+    operands: str
+    result: str
+    problem: str
+    floor: roofline.Floor | None
+
+
+def describe(avals: Sequence[Any], params: dict[str, Any], limits: roofline.DeviceLimits | None) -> Description:
+    """The description of a product.
+
+    Args:
+        avals: of the primitive's operands, anything with shape and dtype.
+        params: the primitive's.
+        limits: of the device; None: they are not known.
+    """
+    lhs, rhs, sizes = avals[:3]
+    form: Form = params["form"]
+    (m, k), n = lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
+    batch = max([x.shape[0] for x, rank in zip(avals, form.ranks, strict=True) if len(x.shape) > rank], default=None)
+    groups = sizes.shape[-1]
+    text = f"{'sums' if form.sums else 'rows'} of {groups} groups"
+    if form.held != groups:
+        text += f", {form.held} of them held"
+    text += f": m {m}, n {n}, k {k}"
+    if batch is not None:
+        text += f", batch {batch}"
+    if not form.sums:
+        text += f", layout {'NT' if form.transposed else 'NN'}"
+    result = np.dtype(params["preferred_element_type"])
+    floor = None if limits is None else _floor(lhs, rhs, result, batch or 1, form, params["precision"], limits)
+    operands = " x ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in (lhs, rhs))
+    return Description(operands, result.name, text, floor)
+
+
+def _floor(
+    lhs: Any,
+    rhs: Any,
+    result: np.dtype,
+    batch: int,
+    form: Form,
+    precision: prec.Precision,
+    limits: roofline.DeviceLimits,
+) -> roofline.Floor | None:
+    """With every row in a group that is held, and weights read of no more groups than have rows."""
+    names = np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name
+    known = all(isinstance(extent, int) for extent in (*lhs.shape, *rhs.shape))
+    if not known or not all(name in ELEMENT_TYPES for name in names):
+        return None
+    rows, (m, k) = prod(lhs.shape[:-1]), lhs.shape[-2:]
+    out = form.shape(lhs.shape, rhs.shape)
+    read = prod(rhs.shape)
+    if not form.sums:
+        # A batch may have weights of its own; without, all of it together has so many rows.
+        read = read // max(form.held, 1) * min(form.held, m if len(rhs.shape) > 3 else rows)
+    elements = prod(lhs.shape), read, batch * prod(out)
+    return roofline.least(
+        2.0 * batch * m * k * out[-1],
+        sum(count * ELEMENT_TYPES[name].bytes for count, name in zip(elements, names, strict=True)),
+        limits=limits,
+        a=names[0],
+        precision="highest" if prec.wants_full_fp32(precision) else "default",
+    )

@@ -1,0 +1,123 @@
+"""What explain says of products of groups of rows."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxgemm
+from jaxgemm import roofline, select
+from jaxgemm.grouped import launch, primitive
+from jaxgemm.grouped.report import describe
+from jaxgemm.kernels import find_kernel
+
+M, K, N, GROUPS = 512, 256, 384, 8
+HELD = jax.ShapeDtypeStruct((GROUPS,), jnp.int32)
+H100 = roofline.KNOWN_DEVICES["NVIDIA H100 80GB HBM3"]
+SUMS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+
+def shape(*dims, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def test_a_product_and_its_gradients():
+    def loss(x, w, sizes):
+        return jnp.sum(jaxgemm.ragged_dot(x, w, sizes).astype(jnp.float32) ** 2)
+
+    found = jaxgemm.explain(jax.grad(loss, (0, 1)), shape(M, K), shape(GROUPS, K, N), HELD, platform="cuda")
+    assert found.left == ()
+    assert {(p.operands, p.groups) for p in found.products} == {
+        ("bfloat16[512,256] x bfloat16[8,256,384]", "rows of 8 groups: m 512, n 384, k 256, layout NN"),
+        ("bfloat16[512,384] x bfloat16[8,256,384]", "rows of 8 groups: m 512, n 256, k 384, layout NT"),
+        ("bfloat16[512,256] x bfloat16[512,384]", "sums of 8 groups: m 512, n 384, k 256"),
+    }
+    for line in (
+        "3 products on ",
+        "kernel     sm90: one launch"
+        if find_kernel("sm90").built
+        else "kernel     xla: kernel 'sm90' is a CUDA kernel",
+        "problem    rows of 8 groups",
+        "floor      ",
+    ):
+        assert line in str(found)
+
+
+def test_what_a_program_repeats_and_holds():
+    def program(x, w, sizes):
+        def step(x, _):
+            each = jax.vmap(lambda x: jaxgemm.ragged_dot(x, w, sizes, group_offset=2, kernel="xla"))
+            return each(x), None
+
+        return lax.scan(step, x, None, length=5)[0]
+
+    (product,) = jaxgemm.explain(program, shape(3, M, K), shape(2, K, K), HELD, platform="cpu").products
+    assert (product.kernel, product.trips, product.floor) == ("xla", 5, None)
+    assert product.groups == "rows of 8 groups, 2 of them held: m 512, n 256, k 256, batch 3, layout NN"
+    assert "kernel     xla: XLA's products were asked for by name\n  rule       by-name" in str(product)
+
+
+def test_a_kernel_that_cannot_is_an_error():
+    with pytest.raises(jaxgemm.UnsupportedError, match="kernel 'host' has no grouped form"):
+        jaxgemm.explain(lambda *args: jaxgemm.ragged_dot(*args, kernel="host"), shape(M, K), shape(8, K, N), HELD)
+
+
+def test_a_kernel_of_ours(monkeypatch):
+    row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
+    config = select.configuration(row, (("tile_m", 128),))
+    other = select.configuration(row, (("tile_m", 64),))
+    considered = (select.Candidate(config, 10.0), select.Candidate(other, 12.0))
+    choice = select.Choice(row, config, 64, "a test", considered)
+    monkeypatch.setattr(launch, "decide", lambda *_: choice)
+    (product,) = jaxgemm.explain(jaxgemm.ragged_dot, shape(M, K), shape(GROUPS, K, N), HELD, platform="cuda").products
+    lines = (
+        "kernel     sm90: a test",
+        "problem    rows of 8 groups: m 512, n 384, k 256, layout NN",
+        "options    tile_m=128",
+        "workspace  64 bytes",
+        "candidates 10.0 us expected: as chosen",
+        "           12.0 us expected: tile_m=64",
+        "floor",
+    )
+    text = str(product)
+    assert [text.index(f"\n  {line}") for line in lines] == sorted(text.index(f"\n  {line}") for line in lines)
+
+
+FLOORS = {
+    # shapes of lhs and rhs, what is transposed or summed, groups held: operations, elements that are moved
+    "many rows": ((4096, K), (8, K, N), {}, 8, 2 * 4096 * K * N, 4096 * K + 8 * K * N + 4096 * N),
+    "fewer rows than groups": ((3, K), (64, K, N), {}, 64, 2 * 3 * K * N, 3 * K + 3 * K * N + 3 * N),
+    "transposed": ((3, K), (64, N, K), {"transposed": True}, 64, 2 * 3 * K * N, 3 * K + 3 * K * N + 3 * N),
+    "a batch": ((5, 3, K), (64, K, N), {}, 64, 2 * 15 * K * N, 15 * K + 15 * K * N + 15 * N),
+    "a batch of weights": ((5, 3, K), (5, 64, K, N), {}, 64, 2 * 15 * K * N, 15 * K + 15 * K * N + 15 * N),
+    "rows of a batch": ((3, K), (5, 64, K, N), {}, 64, 2 * 15 * K * N, 3 * K + 15 * K * N + 15 * N),
+    "sums": ((64, K), (64, N), {"sums": True}, 8, 2 * 64 * K * N, 64 * K + 64 * N + 8 * K * N),
+    "no groups": ((3, K), (0, K, N), {}, 0, 2 * 3 * K * N, 3 * K + 3 * N),
+}
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_floor(name):
+    lhs, rhs, kind, held, operations, moved = FLOORS[name]
+    form = primitive.Form(**{"sums": False, "transposed": False} | kind, held=held)
+    params = {"form": form, "precision": None, "preferred_element_type": jnp.bfloat16}
+    avals = shape(*lhs), shape(*rhs), shape(held, dtype=jnp.int32), shape(1, dtype=jnp.int32)
+    floor = describe(avals, params, H100).floor
+    compute, memory = operations / H100.peak("16-bit tensor"), 2 * moved / H100.bandwidth
+    assert (floor.seconds, floor.bound) == (max(compute, memory), "compute" if compute >= memory else "memory")
+
+
+@pytest.mark.parametrize("dtype", [jnp.complex64, jnp.int32])
+def test_no_floor_where_the_rate_is_not_known(dtype):
+    form = primitive.Form(False, False, 8)
+    params = {"form": form, "precision": None, "preferred_element_type": dtype}
+    avals = shape(M, K, dtype=dtype), shape(8, K, N, dtype=dtype), HELD, shape(1, dtype=jnp.int32)
+    assert describe(avals, params, H100).floor is None
+
+
+def test_the_floor_at_full_precision_is_that_of_plain_arithmetic():
+    avals = shape(M, K, dtype=jnp.float32), shape(8, K, N, dtype=jnp.float32), HELD, shape(1, dtype=jnp.int32)
+    params = {"form": primitive.Form(False, False, 8), "preferred_element_type": jnp.float32}
+    highest = (lax.Precision.HIGHEST,) * 2
+    assert describe(avals, params | {"precision": highest}, H100).floor.unit == "fp32"
+    assert describe(avals, params | {"precision": None}, H100).floor.unit == "tf32 tensor"

@@ -1,0 +1,45 @@
+"""Products of groups of rows for tests over several devices: operands, and what they give in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+M, K, N, GROUPS = 64, 12, 20, 8
+#: Sizes of eight groups: of all 64 rows, of some, and of more than there are.
+SIZES = {"all": [5, 0, 20, 3, 9, 7, 16, 4], "fewer": [1, 2, 30, 0, 0, 0, 4, 1], "more": [0, 60, 1, -2, 60, 5, 5, 5]}
+#: Of a product in which rows are contracted.
+SUMS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+
+def bounds(sizes, rows):
+    """Where each group begins and ends."""
+    ends = np.minimum(np.cumsum(np.clip(np.asarray(sizes, np.int64), 0, None)), rows)
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def by_rows(x, w, sizes, offset=0):
+    """Each row times its group's weights, in float64 and differentiable."""
+    x, w = (jnp.asarray(v, jnp.float64) for v in (x, w))
+    out = jnp.zeros((x.shape[0], w.shape[2]))
+    for group, (begin, end) in enumerate(bounds(sizes, x.shape[0])):
+        if 0 <= group - offset < w.shape[0]:
+            out = out.at[begin:end].set(x[begin:end] @ w[group - offset])
+    return out
+
+
+def by_sums(x, y, sizes):
+    """The sum over each group's rows, in float64 and differentiable."""
+    x, y = (jnp.asarray(v, jnp.float64) for v in (x, y))
+    return jnp.stack([x[b:e].T @ y[b:e] for b, e in bounds(sizes, x.shape[0])])
+
+
+def arrays(rng, *shapes):
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def gradient(function):
+    """With squares: a sum whose terms cancel has an error that is large beside itself."""
+    return jax.grad(lambda x, w, *rest: jnp.sum(function(x, w, *rest) ** 2), (0, 1))

@@ -37,6 +37,7 @@ from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import gemm_p, tangent_of
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.select import MAX_WORKSPACE, Choice, configuration
+from jaxgemm.transposes import lowered_order, read_through_all
 
 many_p = Primitive("jaxgemm_many")
 many_p.multiple_results = True
@@ -332,7 +333,22 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     return mlir.lower_fun(partial(function, **params), multiple_results=True)(ctx, *operands)
 
 
+# What many_p is lowered to once the transpositions in front of its operands are found, as in jaxgemm/primitive.py.
+_products_p = Primitive("jaxgemm_products")
+_products_p.multiple_results = True
+_products_p.def_effectful_abstract_eval(_abstract_eval)
 for _platform in ("cuda", "cpu"):
-    mlir.register_lowering(many_p, partial(_rule, _platform), platform=_platform)
-mlir.register_lowering(many_p, partial(_rule, "other"))
+    mlir.register_lowering(_products_p, partial(_rule, _platform), platform=_platform)
+mlir.register_lowering(_products_p, partial(_rule, "other"))
+
+
+def _outer_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+    orders = [lowered_order(value) for value in operands]
+    through, avals, transposed = read_through_all(orders, ctx.avals_in, params["transposed"])
+    values = [x.owner.operands[0] if y else x for x, y in zip(operands, through, strict=True)]
+    products = partial(_products_p.bind, **dict(params, transposed=transposed))
+    return mlir.lower_fun(products, multiple_results=True)(ctx.replace(avals_in=avals), *values)
+
+
+mlir.register_lowering(many_p, _outer_rule, cacheable=False)
 needs_devices_while_lowering(many_p)

@@ -96,7 +96,7 @@ def test_all_operands_are_promoted_together(rng):
     assert weak[0].dtype == jnp.bfloat16
     numbers = [jnp.full((2, 2), 1.5), jnp.full((2, 2), 2.0)]
     assert all(z.weak_type for z in jaxgemm.grouped_gemm(numbers, numbers))
-    with jax.numpy_dtype_promotion("strict"), pytest.raises(jax.errors.TypePromotionError):
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(jax.dtypes.TypePromotionError):
         jaxgemm.grouped_gemm([a[0], a[1].astype(jnp.float32)], b)
 
 
@@ -127,8 +127,9 @@ def test_backward_passes_stay_together(rng):
     found = [eqn for eqn in equations(jax.grad(total, (0, 1)), a, b) if eqn.primitive in (many_p, gemm_p)]
     assert {eqn.primitive for eqn in found} == {many_p}
     assert sorted(eqn.params["transposed"] for eqn in found) == [(False, False), (False, True), (True, False)]
-    second = [eqn for eqn in equations(jax.grad(lambda a: jax.grad(total)(a, b)[0].sum()), a)]
-    assert gemm_p not in {eqn.primitive for eqn in second}
+    second = {eqn.primitive for eqn in equations(jax.grad(lambda a: jax.grad(total)(a, b)[0].sum()), a)}
+    assert many_p in second
+    assert gemm_p not in second
 
 
 def test_operands_that_do_not_move(rng):
@@ -154,7 +155,9 @@ def test_gradients_in_the_types_of_operands(rng):
         return sum(jnp.sum(z) for z in jaxgemm.grouped_gemm(a, b, preferred_element_type=jnp.float32))
 
     da, db = jax.grad(f, (0, 1))(a, b)
-    check(da, [np.ones((x.shape[0], y.shape[1])) @ np.asarray(y, np.float64).T for x, y in zip(a, b, strict=True)], 1e-2)
+    ones = [np.ones((x.shape[0], y.shape[1])) for x, y in zip(a, b, strict=True)]
+    check(da, [ct @ np.asarray(y, np.float64).T for ct, y in zip(ones, b, strict=True)], 1e-2)
+    check(db, [np.asarray(x, np.float64).T @ ct for ct, x in zip(ones, a, strict=True)], 1e-2)
     assert {x.dtype for x in (*da, *db)} == {jnp.dtype("bfloat16")}
 
 
@@ -261,8 +264,8 @@ def test_explain(rng):
     assert len(found.products) == len(a)
     assert "float32[3,4] x float32[4,5] -> float32" in str(found)
     why = "by itself: no kernel for cpu has a form for many products (no-many-form)"
-    assert all(p.grouped == why for p in found.products)
+    assert all(p.many == why for p in found.products)
     by_name = jaxgemm.explain(lambda a, b: jaxgemm.grouped_gemm(a, b, kernel="host"), a, b, platform="cpu")
     assert {p.kernel for p in by_name.products} == {"host"}
     one = jaxgemm.explain(jaxgemm.grouped_gemm, a[2:4], b[2:4], platform="cpu")
-    assert all("few-products" in p.grouped for p in one.products)
+    assert all("few-products" in p.many for p in one.products)

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "../chip.h"
 #include "../device/tma.cuh"
 #include "../device/types.cuh"
 #include "../device/wgmma.cuh"
@@ -109,8 +110,7 @@ struct ManyEntry {
   int k_blocks;
 };
 
-// Many products. Kernels may have this many bytes of parameters; the products that fill them make one launch.
-constexpr size_t kParameterBytes = 32764;
+// Many products. Those that fill a kernel's parameters make one launch.
 struct ManyHeader {
   TileSchedule schedule;
   uint32_t walk;  // rows of tiles that are walked together

@@ -81,7 +81,7 @@ Status launch_many_sm90(std::span<const GemmProblem> problems, std::span<const G
     for (const RepackOperand& copy : repacks_of(plan.products[i], problems[i], buffers[i]))
       copies.push_back(copy);
   }
-  if (Status status = repack_operands(copies, executor.stream); !status.ok()) return status;
+  if (Status status = launch_repack(copies, executor.stream); !status.ok()) return status;
   // All launches have about as many products.
   const size_t count = problems.size(), launches = ceil_div(count, kManyEntries);
   static thread_local ManyParams params;

@@ -41,11 +41,4 @@ std::vector<RepackOperand> repacks_of(const Plan& plan, const GemmProblem& p, co
   return copies;
 }
 
-Status repack_operands(const std::vector<RepackOperand>& copies, CUstream_st* stream) {
-  Status status;
-  for (size_t i = 0; i < copies.size() && status.ok(); i += 2)
-    status = launch_repack(copies[i], i + 1 < copies.size() ? copies[i + 1] : RepackOperand{}, stream);
-  return status;
-}
-
 }  // namespace jaxgemm::cuda::sm90

@@ -22,7 +22,5 @@ Operands operands_of(const Plan& plan, const GemmProblem& problem, const GemmBuf
 // The copies of a product's unaligned operands.
 std::vector<RepackOperand> repacks_of(const Plan& plan, const GemmProblem& problem,
                                       const GemmBuffers& buffers);
-// Makes copies, two a launch.
-Status repack_operands(const std::vector<RepackOperand>& copies, CUstream_st* stream);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -133,7 +133,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const Operands operands = operands_of(plan, p, buffers);
   if (!operands.aligned()) return {"kernel 'sm90': operands must be aligned to 16 bytes"};
   if (operands.repacked) {
-    const Status status = repack_operands(repacks_of(plan, p, buffers), executor.stream);
+    const Status status = launch_repack(repacks_of(plan, p, buffers), executor.stream);
     if (!status.ok()) return status;
   }
 

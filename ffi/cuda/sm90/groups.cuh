@@ -151,8 +151,8 @@ class TokenUnits {
     const uint32_t rows = (end - begin + kTokens - 1) / kTokens;
     const uint32_t within = index_ - (__shfl_sync(0xffffffffu, tiles_end_, lane) - rows) * table_.columns;
     // As rows and columns of the engine, whichever of them are tokens.
-    const auto [engine_row, engine_column] = walked_tile(
-        within, kOnRows ? rows : table_.columns, kOnRows ? table_.columns : rows, table_.walk);
+    const auto [engine_row, engine_column] =
+        walked_tile(within, kOnRows ? rows : table_.columns, kOnRows ? table_.columns : rows, table_.walk);
     const uint32_t row = kOnRows ? engine_row : engine_column, column = kOnRows ? engine_column : engine_row;
     const uint32_t entry = window_.first() + lane, batch = entry / window_.each();
     const uint32_t group = entry - batch * window_.each(), before = batch * table_.rows;

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 from jaxprs import equations
@@ -100,6 +101,30 @@ def test_all_operands_are_promoted_together(rng):
         jaxgemm.grouped_gemm([a[0], a[1].astype(jnp.float32)], b)
 
 
+@kernels
+@pytest.mark.parametrize("layout", ["NT", "TN", "TT", "mixed"])
+def test_transpositions_are_read_through(kernel, layout, rng):
+    """Where all operands of a side are transposed: those of both sides cannot be."""
+    a, b = operands(rng)
+    turn_a, turn_b = ([letter == "T"] * len(a) for letter in (layout if layout != "mixed" else "NN"))
+    if layout == "mixed":
+        turn_b[1] = True
+    stored = [[x.T if t else x for x, t in zip(*side, strict=True)] for side in ((a, turn_a), (b, turn_b))]
+
+    def f(a, b):
+        a, b = ([x.T if t else x for x, t in zip(*side, strict=True)] for side in ((a, turn_a), (b, turn_b)))
+        return jaxgemm.grouped_gemm(a, b, kernel=kernel)
+
+    check(jax.jit(f)(*stored), exact(a, b))
+    cts = [jnp.asarray(rng.standard_normal(z.shape)) for z in f(*stored)]
+    da, db = jax.jit(lambda *x: jax.vjp(f, *x)[1](cts))(*stored)
+    check(da, [(ct @ y.T).T if t else ct @ y.T for ct, y, t in zip(cts, b, turn_a, strict=True)])
+    check(db, [(x.T @ ct).T if t else x.T @ ct for ct, x, t in zip(cts, a, turn_b, strict=True)])
+    found = jaxgemm.explain(f, *stored, platform="cpu").products
+    assert found[0].operands == "float64[3,4] x float64[4,5]"
+    assert found[0].decision.problem.layout == {"TT": "TN", "mixed": "NN"}.get(layout, layout)
+
+
 def test_precision_reaches_each_product(rng):
     a, b = operands(rng, "float32")
     program = jax.make_jaxpr(lambda a, b: jaxgemm.grouped_gemm(a, b, precision="highest"))(a, b)
@@ -178,6 +203,40 @@ def test_vmap(kernel, rng):
     check(got, [want[0], *(np.stack([z] * 3) for z in exact(a, b)[1:])])
     both = jax.vmap(f)(several, [jnp.stack([y, y, 3 * y]) for y in b])
     check(both, [np.stack([z, 2 * z, -3 * z]) for z in exact(a, b)])
+
+
+@kernels
+def test_scan(kernel, rng):
+    a, b = operands(rng, shapes=[(3, 3, 3), (2, 2, 2)])
+    steps = [jnp.stack([y, 2 * y, -y]) for y in b]
+
+    def f(a, steps):
+        return jax.lax.scan(lambda a, b: (jaxgemm.grouped_gemm(a, b, kernel=kernel), None), a, steps)[0]
+
+    want = [x @ y @ y @ y * -2 for x, y in zip(a, b, strict=True)]
+    check(jax.jit(f)(a, steps), want, 1e-12)
+    found = jaxgemm.explain(f, a, steps, platform="cpu").products
+    assert [p.trips for p in found] == [3, 3]
+    total = jax.grad(lambda steps: sum(jnp.sum(z) for z in f(a, steps)))(steps)
+    for i, (x, y, got) in enumerate(zip(a, b, total, strict=True)):
+        want = jax.grad(lambda s, x=x: jnp.sum(x @ s[0] @ s[1] @ s[2]))(steps[i])
+        check([got], [np.asarray(want)], 1e-12)
+        assert got.shape == (3, *y.shape)
+
+
+@kernels
+def test_export(kernel, rng):
+    a, b = operands(rng, "float32")
+    check_custom_call = export.DisabledSafetyCheck.custom_call("jaxgemm_gemm")
+    function = jax.jit(lambda a, b: jaxgemm.grouped_gemm(a, b, kernel=kernel))
+    again = export.deserialize(export.export(function, disabled_checks=[check_custom_call])(a, b).serialize())
+    check(again.call(a, b), exact(a, b), EPS["float32"])
+
+
+def test_export_of_any_number_of_rows(rng):
+    a, b = operands(rng, "float32", shapes=[(3, 4, 5), (2, 3, 2)])
+    rows = [jax.ShapeDtypeStruct(export.symbolic_shape("m, 4"), "float32"), a[1]]
+    check(export.export(jax.jit(jaxgemm.grouped_gemm))(rows, b).call(a, b), exact(a, b), EPS["float32"])
 
 
 def test_checkpoint_keeps_products(rng):

@@ -37,18 +37,18 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
   return dense;
 }
 
-// Expected tokens of a group up to which they lie along a tile's columns. Above, tiles along the rows were
-// faster: the forms of a tile take different times, so that blocks drift apart and L2 keeps less of what they
-// share.
-constexpr double kTokensOnColumns = 256;
+// How many times the expected tokens of a group a tile must have if they lie along its columns. Where a group
+// makes several such tiles, their forms take different times, so that blocks drift apart and load the weights
+// that they share again.
+constexpr double kSpareColumns = 2;
 // How many times the expected tokens of a group a tile may have: a larger one loads no faster, and idles
 // longer.
 constexpr double kIdleTokens = 4;
 
 bool worthwhile(const TileConfig& t, const Expected& expected) {
   if (t.grouped == Grouped::kSums) return true;
-  if (t.grouped == Grouped::kColumns && expected.tokens > kTokensOnColumns) return false;
   const int tokens = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
+  if (t.grouped == Grouped::kColumns && tokens < kSpareColumns * expected.tokens) return false;
   return tokens <= kIdleTokens * std::max(expected.tokens, 4.0);
 }
 
@@ -76,10 +76,11 @@ RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfi
   units.products = expected.groups * double(dense.batch[0]);
   RankedConfig best;
   for (const int walk : {1, 2, 4, 8, 16}) {
-    if (group ? walk != 1 : walk / 2 >= units.rows && walk > 1) continue;
+    if (group ? walk != 1 : walk / 4 >= units.rows && walk > 1) continue;
     c.group = group ? static_cast<int>(group) : walk;
     const Cost found = cost(dense, s, t, c, machine, units);
-    if (walk == 1 || found.total < best.cost.total) best = {c, found};
+    // Of walks that should be equal the longest: some groups have more tokens than is expected.
+    if (walk == 1 || found.total <= best.cost.total) best = {c, found};
   }
   return best;
 }

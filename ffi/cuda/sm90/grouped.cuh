@@ -81,7 +81,7 @@ __device__ __forceinline__ void consume_groups(const GroupedParams& p, const Sha
       continue;
     }
     if (E::kGrouped == Grouped::kRows && unit.row + row >= unit.end) {  // no token is this warpgroup's
-      pass_stages<E>(shared, place, ring, unit.k_blocks);
+      pass_stages<E>(shared, place, ring, group, unit.k_blocks);
       issued();
       continue;
     }

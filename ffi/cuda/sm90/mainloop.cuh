@@ -321,17 +321,21 @@ class StageRelease {
   uint32_t barrier_ = 0, held_ = 0;
 };
 
-// Releases the next `count` stages, of which this warpgroup has nothing to multiply.
+// Releases the next `count` stages, of which this warpgroup has nothing to multiply. Its first warp does that
+// alone: no product keeps the others in step with it, and one that still writes results of the tile before
+// would find barriers that have moved on by two phases, which look as if they had not moved.
 template <typename E>
 __device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const ClusterPlace& place,
-                                            RingPosition<E::kStages>& ring, int count) {
+                                            RingPosition<E::kStages>& ring, int group, int count) {
   StageRelease<E> release(shared, place);
-  for (; count > 0; --count) {
+  for (int left = threadIdx.x % 128 < 32 ? count : 0; left > 0; --left) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
     release.hold(ring.stage);
     release();
     ring.next();
   }
+  if (threadIdx.x % 128 >= 32) ring.skip(count);
+  named_barrier_sync(4 + group, 128);
 }
 
 // acc = rows [row, row + kGroupRows) of x, or the first kBlocks blocks of 64 of them, times the first

@@ -65,7 +65,7 @@ __device__ __forceinline__ void consume_many(const ManyParams& p, const SharedLa
       }
       if (turn > 0) named_barrier_sync(1 + group, 256);
     } else if (row >= left) {  // no row is this warpgroup's
-      pass_stages<E>(shared, place, ring, k_blocks);
+      pass_stages<E>(shared, place, ring, group, k_blocks);
       continue;
     }
     const auto issued = [&] {

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental.jet import jet
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 from jaxprs import equations
@@ -155,6 +156,18 @@ def test_backward_passes_stay_together(rng):
     second = {eqn.primitive for eqn in equations(jax.grad(lambda a: jax.grad(total)(a, b)[0].sum()), a)}
     assert many_p in second
     assert gemm_p not in second
+
+
+def test_taylor_mode(rng):
+    (a, b), *terms = (operands(rng, shapes=SHAPES[:4]) for _ in range(4))
+
+    def f(multiply):
+        return lambda *x: [jnp.sin(z) for z in multiply(x[: len(a)], x[len(a) :])]
+
+    primals, series = (*a, *b), [list(of) for of in zip(*((*da, *db) for da, db in terms), strict=True)]
+    got = jet(f(jaxgemm.grouped_gemm), primals, series)
+    want = jet(f(lambda a, b: [x @ y for x, y in zip(a, b, strict=True)]), primals, series)
+    check_trees(got, want)
 
 
 def test_operands_that_do_not_move(rng):

@@ -39,10 +39,15 @@ def whole(rng, shape, dtype):
     return rng.integers(-1, 2, shape).astype(dtype_of(dtype))
 
 
+def sides(shapes, layout="NN"):
+    """The shapes of all a, and of all b, as they are stored."""
+    a = [(k, m) if layout[0] == "T" else (m, k) for m, _, k in shapes]
+    return a, [(n, k) if layout[1] == "T" else (k, n) for _, n, k in shapes]
+
+
 def operands(rng, shapes, dtype="bfloat16", layout="NN", draw=whole):
     """Operands as they are stored."""
-    a = [draw(rng, (k, m) if layout[0] == "T" else (m, k), dtype) for m, n, k in shapes]
-    return a, [draw(rng, (n, k) if layout[1] == "T" else (k, n), dtype) for m, n, k in shapes]
+    return [[draw(rng, shape, dtype) for shape in side] for side in sides(shapes, layout)]
 
 
 def program(layout="NN", **keywords):
@@ -222,11 +227,10 @@ def test_launches(count, rng):
 # --- When they share launches ---------------------------------------------------------------------------------
 
 
-def lowered(shapes, dtype="bfloat16", **keywords):
+def lowered(shapes, dtype="bfloat16", layout="NN", **keywords):
     keywords.setdefault("kernel", "auto")
-    a = [jax.ShapeDtypeStruct((m, k), dtype_of(dtype)) for m, _, k in shapes]
-    b = [jax.ShapeDtypeStruct((k, n), dtype_of(dtype)) for _, n, k in shapes]
-    return program(**keywords).trace(a, b).lower(lowering_platforms=("cuda",)).as_text()
+    given = [[jax.ShapeDtypeStruct(s, dtype_of(dtype)) for s in side] for side in sides(shapes, layout)]
+    return program(layout, **keywords).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @built
@@ -243,16 +247,41 @@ def test_auto_shares_launches():
 
 @built
 def test_transpositions_are_read_in_place():
-    shapes = [(64, 72, 80), (8, 16, 24)]
-    a = [jax.ShapeDtypeStruct((m, k), jnp.bfloat16) for m, _, k in shapes]
-    b = [jax.ShapeDtypeStruct((k, n), jnp.bfloat16) for _, n, k in shapes]
     for layout, wanted in (("NT", "[0, 1]"), ("TN", "[1, 0]"), ("TT", "[1, 0]")):
-        given = [
-            [jax.ShapeDtypeStruct(v.shape[::-1], v.dtype) for v in side] if letter == "T" else side
-            for letter, side in zip(layout, (a, b), strict=True)
-        ]
-        text = program(layout).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-        assert f"transposed = dense<{wanted}>" in text
+        assert f"transposed = dense<{wanted}>" in lowered([(64, 72, 80), (8, 16, 24)], layout=layout)
+
+
+def explained(shapes, dtype="bfloat16", **keywords):
+    given = [[jax.ShapeDtypeStruct(s, dtype_of(dtype)) for s in side] for side in sides(shapes)]
+    return jaxgemm.explain(program(**keywords), *given, platform="cuda").products
+
+
+@built
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "asked", "chosen", "rule"),
+    [
+        (SHAPES, "bfloat16", "auto", "sm90", "many-one-launch"),
+        (SHAPES, "float16", "sm90", "sm90", "by-name"),
+        ([(64, 64, 64), (8, 0, 8)], "bfloat16", "auto", None, "few-products"),
+        ([(8, 0, 8)], "bfloat16", "sm90", None, "few-products"),
+        (SHAPES, "float32", "auto", None, "no-kernel-fits"),
+        (SHAPES, "bfloat16", "sm80", None, "no-many-form"),
+        (SHAPES, "bfloat16", "xla", None, "by-name"),
+    ],
+)
+def test_explain_says_how_each_is_computed(shapes, dtype, asked, chosen, rule):
+    found = explained(shapes, dtype, kernel=asked)
+    assert len(found) == len(shapes)
+    for product, (m, n, k) in zip(found, shapes, strict=True):
+        problem = product.decision.problem
+        assert problem is None or (problem.m, problem.n, problem.k) == (m, n, k)
+        if chosen is None:
+            assert product.many.startswith("by itself: ")
+            assert f"({rule})" in product.many
+        else:
+            assert (product.kernel, product.decision.choice.rule) == (chosen, rule)
+            assert product.many == (f"one of {len(shapes)}" if m and n and k else "zeros, without a launch")
+            assert "  many " in str(product)
 
 
 @built

@@ -42,6 +42,7 @@ from jaxgemm._jax_private import (
 )
 from jaxgemm.grouped import by_xla, partition
 from jaxgemm.grouped.launch import decide, launch
+from jaxgemm.kernels import UnsupportedError
 from jaxgemm.primitive import tangent_of
 
 grouped_p = Primitive("jaxgemm_grouped")
@@ -82,6 +83,7 @@ class Form:
 #   kernel                                as gemm_p has it
 #   strict                                whether the kernel was asked for of this very product, not of one that it
 #                                         is a derivative of
+#   batch_invariant                       as gemm_p has it; derivatives do not
 
 
 @grouped_p.def_effectful_abstract_eval
@@ -114,11 +116,15 @@ def _batches(operands: list[Any], form: Form) -> tuple[int, ...]:
 # --- Differentiation ------------------------------------------------------------------------------------------
 
 
+#: What a derivative's products do not promise, though the product did.
+_DERIVED = {"strict": False, "batch_invariant": False}
+
+
 def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     lhs, rhs, *where = primals
     dlhs, drhs = tangents[:2]
     out = grouped_p.bind(*primals, **params)
-    derived = dict(params, strict=False)
+    derived = params | _DERIVED
     terms = []
     if type(dlhs) is not ad.Zero:
         terms.append(grouped_p.bind(dlhs, rhs, *where, **derived))
@@ -156,8 +162,8 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
     # One operand for all of a batch: its parts are added up before they are rounded.
     kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
     target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
-    bound = dict(params, form=derived, preferred_element_type=kept, out_sharding=target, strict=False)
-    out = grouped_p.bind(x, y, sizes, offset, **bound)
+    bound = dict(form=derived, preferred_element_type=kept, out_sharding=target)
+    out = grouped_p.bind(x, y, sizes, offset, **(params | _DERIVED | bound))
     result[place] = jnp.sum(out, axis=0).astype(wanted) if shared else out
     return result
 
@@ -212,6 +218,11 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     decide(platform, ctx.avals_in, params)  # its refusal
+    if params["batch_invariant"] and (is_partitioned(ctx) or is_partly_manual(ctx)):
+        raise UnsupportedError(
+            "batch_invariant: this program is divided over several devices, and rows with it; map it with shard_map "
+            "over all of the mesh's axes"
+        )
     divided = partition.division(partial(_compute, platform, 1), ctx.avals_in, **params)
     if explicit_axes((out := ctx.avals_out[0]).sharding.mesh):
         function: Any = partial(divided.explicit, out)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
@@ -16,7 +15,7 @@ from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
 from jaxgemm.arguments import as_bias, canonical_dtype, check_activation, promoted_pair, weakly_typed
 from jaxgemm.grouped import arguments, layout
-from jaxgemm.grouped.fused import compose, grouped_fused_p
+from jaxgemm.grouped.fused import grouped_fused_p
 from jaxgemm.grouped.primitive import Form, grouped_p
 from jaxgemm.partition import vary_alike
 
@@ -54,8 +53,8 @@ def ragged_dot(
             groups of ``rhs`` are sharded.
         bias: shape (held, n), added to the rows of each group.
         activation: as for :func:`jaxgemm.gemm`. It is applied to rows that have a group.
-        kernel: "auto", "xla" (XLA computes a dense product for each group), or the name of a kernel that has a grouped
-            form.
+        kernel: "auto", "xla" (XLA computes a dense product for each group), or a name out of :func:`jaxgemm.kernels` of
+            one that has a grouped form.
         batch_invariant: whether the bits of a row of the result must depend neither on m, nor on other rows, nor on the
             sizes of the groups. XLA's products make no such promise, nor do derivatives.
 
@@ -64,10 +63,9 @@ def ragged_dot(
 
     Raises:
         TypeError: an argument has the wrong type, as sizes that are no integers.
-        ValueError: a shape or a name is wrong.
+        ValueError: a shape or a name is wrong, or XLA's product is asked to be batch-invariant.
         UnsupportedError: a kernel asked for by name cannot compute it, or none can that is batch-invariant; or XLA
-            divides a program over several devices that asks for ``batch_invariant``. Raised while the program is
-            lowered.
+            divides the program over several devices by itself. Raised while the program is lowered.
     """
     x, w, weak = promoted_pair(lhs, rhs)
     if x.ndim != 2 or w.ndim != 3:
@@ -82,15 +80,15 @@ def ragged_dot(
     held = w.shape[0]
     extra = None if bias is None else as_bias("ragged_dot", bias, (held, w.shape[2]), "a row for each group", out)
     check_activation("ragged_dot", activation)
-    params = arguments.parameters(precision=precision, out=out, kernel=kernel, batch_invariant=batch_invariant)
-    target = _target(out_sharding)
+    target = arguments.target(out_sharding)
+    params = arguments.parameters(
+        precision=precision, out=out, kernel=kernel, out_sharding=target, batch_invariant=batch_invariant
+    )
     operands = vary_alike(x, w, sizes, offset, *([] if extra is None else [extra]))
     if extra is None and activation is None:
-        z = grouped_p.bind(*operands, form=Form(False, False, held), out_sharding=target, **params)
+        z = grouped_p.bind(*operands, form=Form(False, False, held), **params)
     else:
-        # The fused primitive's result is sharded as its operands say, and not as one asks for.
-        fused = grouped_fused_p.bind if target is None else partial(compose, out_sharding=target)
-        z = fused(*operands, activation=activation, gated=False, has_bias=extra is not None, **params)
+        z = grouped_fused_p.bind(*operands, activation=activation, gated=False, has_bias=extra is not None, **params)
     if out_sharding is not None and target is None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak and preferred_element_type is None and extra is None else z
@@ -124,14 +122,14 @@ def ragged_dot_general(
         As ``lax.dot_general``; where the ragged axis is contracted, with the groups as a first axis.
 
     Raises:
-        TypeError, ValueError: as for :func:`ragged_dot`, and as ``lax.ragged_dot_general`` for the dimension numbers.
+        TypeError, ValueError, UnsupportedError: as for :func:`ragged_dot`, and as ``lax.ragged_dot_general`` for the
+            dimension numbers.
     """
     x, w, weak = promoted_pair(lhs, rhs)
     out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
     sizes = arguments.integers("group_sizes", group_sizes)
     numbers = ragged_dot_dimension_numbers
     _check_numbers(x, w, sizes, numbers, group_offset is not None)
-    params = arguments.parameters(precision=precision, out=out, kernel=kernel)
     offset = arguments.first_group(group_offset)
     (contract, _), (batch, _) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
@@ -142,27 +140,17 @@ def ragged_dot_general(
         )
 
     # A result with more axes, which are merged before, cannot be asked for so, and is resharded afterwards.
-    target = _target(out_sharding) if x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) else None
+    target = arguments.target(out_sharding) if x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) else None
+    params = arguments.parameters(precision=precision, out=out, kernel=kernel, out_sharding=target)
 
     def bind(form: Form, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-        result: jax.Array = grouped_p.bind(*vary_alike(x, w, sizes, offset), form=form, out_sharding=target, **params)
+        result: jax.Array = grouped_p.bind(*vary_alike(x, w, sizes, offset), form=form, **params)
         return result
 
     z = (layout.sums if ragged in contract else layout.rows)(bind, x, w, sizes, numbers)
     if out_sharding is not None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak and preferred_element_type is None else z
-
-
-def _target(out_sharding: Any) -> NamedSharding | None:
-    """``out_sharding`` as the primitive takes it: None where shardings are no types."""
-    if out_sharding is None:
-        return None
-    if isinstance(out_sharding, NamedSharding):
-        mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec  # a type's sharding is of an abstract mesh
-    else:
-        mesh, spec = jax.sharding.get_abstract_mesh(), out_sharding
-    return NamedSharding(mesh, spec) if explicit_axes(mesh) else None
 
 
 def _check_numbers(x: jax.Array, w: jax.Array, sizes: jax.Array, numbers: Any, has_offset: bool) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from jaxgemm import precision as prec
+from jaxgemm._jax_private import explicit_axes
 from jaxgemm.arguments import as_array
 from jaxgemm.grouped import groups
 from jaxgemm.kernels import find_kernel
@@ -54,15 +56,39 @@ def integers(name: str, given: ArrayLike) -> jax.Array:
 
 
 def parameters(
-    *, precision: prec.Precision, out: np.dtype, kernel: str, batch_invariant: bool = False
+    *,
+    precision: prec.Precision,
+    out: np.dtype,
+    kernel: str,
+    out_sharding: NamedSharding | None = None,
+    batch_invariant: bool = False,
+    strict: bool = True,
 ) -> dict[str, Any]:
-    """What the primitives of grouped products have in common; ValueError for the name of a kernel that there is not."""
+    """What the primitives of grouped products have in common.
+
+    Raises:
+        ValueError: there is no kernel of that name, or XLA's products are to be batch-invariant.
+    """
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
+    if kernel == "xla" and batch_invariant:
+        raise ValueError("batch_invariant: XLA's products do not promise it, got kernel='xla'")
     return {
         "precision": prec.canonical(precision),
         "preferred_element_type": np.dtype(out),
+        "out_sharding": out_sharding,
         "kernel": kernel,
         "batch_invariant": bool(batch_invariant),
-        "strict": True,
+        "strict": strict,
     }
+
+
+def target(out_sharding: Any) -> NamedSharding | None:
+    """``out_sharding`` as the primitives take it: None where shardings are no types."""
+    if out_sharding is None:
+        return None
+    if isinstance(out_sharding, NamedSharding):
+        mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec  # a type's sharding is of an abstract mesh
+    else:
+        mesh, spec = jax.sharding.get_abstract_mesh(), out_sharding
+    return NamedSharding(mesh, spec) if explicit_axes(mesh) else None

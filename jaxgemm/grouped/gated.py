@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,7 @@ def ragged_gated(
     precision: prec.Precision = None,
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
+    out_sharding: Any = None,
     kernel: str = "auto",
     batch_invariant: bool = False,
 ) -> jax.Array:
@@ -41,7 +44,9 @@ def ragged_gated(
         preferred_element_type: floating-point type of the result; by default that of the promoted operands. Where one
             launch computes both products, the result is rounded once; products that XLA computes are rounded to it
             first, as in jnp.
-        group_offset, kernel, batch_invariant: as for :func:`jaxgemm.ragged_dot`.
+        group_offset, out_sharding, batch_invariant: as for :func:`jaxgemm.ragged_dot`.
+        kernel: as for :func:`jaxgemm.ragged_dot`. Where a kernel that is asked for by name cannot compute both products
+            in one launch, it computes each, and jnp the rest.
 
     Returns:
         Shape (m, n). Rows that have no group, or one whose weights are not held, have zeros.
@@ -64,13 +69,14 @@ def ragged_gated(
         raise TypeError(f"ragged_gated: preferred_element_type must be a floating-point type, got {out.name}")
     where = arguments.where("ragged_gated", group_sizes, group_offset, x.shape[0], gate.shape[0])
     check_activation("ragged_gated", activation)
-    result: jax.Array = grouped_fused_p.bind(
-        *vary_alike(x, gate, up, *where),
-        activation=activation,
-        gated=True,
-        has_bias=False,
-        **arguments.parameters(precision=precision, out=out, kernel=kernel, batch_invariant=batch_invariant),
+    target = arguments.target(out_sharding)
+    params = arguments.parameters(
+        precision=precision, out=out, kernel=kernel, out_sharding=target, batch_invariant=batch_invariant
     )
+    operands = vary_alike(x, gate, up, *where)
+    result: jax.Array = grouped_fused_p.bind(*operands, activation=activation, gated=True, has_bias=False, **params)
+    if out_sharding is not None and target is None:
+        result = jax.sharding.reshard(result, out_sharding)
     return weakly_typed(result) if weak else result
 
 

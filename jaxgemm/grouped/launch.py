@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,32 +21,49 @@ def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Ch
     Raises:
         UnsupportedError: a kernel asked for by name cannot, or none can that is batch-invariant.
     """
-    kernel, invariant = asked(params), params["batch_invariant"]
+    return chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params))
+
+
+def chosen(
+    platform: str, operands: Sequence[Any], offset: Any, params: dict[str, Any], of: Callable[[], Problem]
+) -> Choice:
+    """Who computes the problem ``of`` these operands, ``offset`` among them, on one device.
+
+    The problem is asked for only if every extent is known. A product that only a derivative needs takes the kernel that
+    was asked for by name where that can compute it.
+
+    Raises:
+        UnsupportedError: as of :func:`decide`.
+    """
+    try:
+        return _chosen(platform, operands, offset, params, of)
+    except UnsupportedError:
+        if params["strict"]:
+            raise
+        return _chosen(platform, operands, offset, dict(params, kernel="auto"), of)
+
+
+def _chosen(
+    platform: str, operands: Sequence[Any], offset: Any, params: dict[str, Any], of: Callable[[], Problem]
+) -> Choice:
+    kernel, invariant = params["kernel"], params["batch_invariant"]
     if unknown := symbolic.choose(operands, kernel=kernel, batch_invariant=invariant):
-        return kept(unknown, kernel, invariant)
-    if len(operands[3].shape) > 1:
+        return unknown
+    if len(offset.shape) > 1:
         why = "each product of the batch has an offset of its own"
-        return kept(Choice(None, (), 0, why, rule=rules.UNFIT.name), kernel, invariant)
-    device = device_for(platform)
-    found = _problem(operands, params)
-    return choose(found, device, precision=params["precision"], kernel=kernel, batch_invariant=invariant)
+        if invariant or kernel not in ("auto", "xla"):
+            raise UnsupportedError(f"{wanted(params)}: {why}")
+        return Choice(None, (), 0, why, rule=rules.UNFIT.name)
+    return choose(of(), device_for(platform), precision=params["precision"], kernel=kernel, batch_invariant=invariant)
 
 
-def asked(params: dict[str, Any]) -> str:
-    """The kernel that is asked for: one by name is not of a product that only a derivative needs."""
-    kernel: str = params["kernel"]
-    return kernel if params["strict"] or kernel in ("auto", "xla") else "auto"
+def wanted(params: dict[str, Any]) -> str:
+    """What is asked for that XLA's product would not be, for messages."""
+    return "batch_invariant" if params["batch_invariant"] else f"kernel '{params['kernel']}'"
 
 
-def kept(choice: Choice, kernel: str, batch_invariant: bool) -> Choice:
-    """The choice of no kernel, where that may be; UnsupportedError where a kernel of ours has been asked for."""
-    if batch_invariant or kernel not in ("auto", "xla"):
-        wanted = "batch_invariant" if batch_invariant else f"kernel '{kernel}'"
-        raise UnsupportedError(f"{wanted}: {choice.why}")
-    return choice
-
-
-def _problem(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
+def problem_of(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
+    """What a kernel is asked for."""
     form = params["form"]
     lhs, rhs, sizes, _ = operands
     return problem(
@@ -65,4 +82,4 @@ def launch(choice: Choice, operands: tuple[jax.Array, ...], params: dict[str, An
     form = params["form"]
     lhs, rhs, *_ = operands
     batches = {x.shape[0] for x, rank in zip(operands, form.ranks, strict=True) if x.ndim > rank}
-    return call(choice, _problem(operands, params), (*batches, *form.shape(lhs.shape, rhs.shape)), operands)
+    return call(choice, problem_of(operands, params), (*batches, *form.shape(lhs.shape, rhs.shape)), operands)

@@ -41,7 +41,7 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm.grouped import by_xla, partition
-from jaxgemm.grouped.launch import decide, launch
+from jaxgemm.grouped.launch import decide, launch, wanted
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.primitive import tangent_of
 
@@ -162,7 +162,7 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
     # One operand for all of a batch: its parts are added up before they are rounded.
     kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
     target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
-    bound = dict(form=derived, preferred_element_type=kept, out_sharding=target)
+    bound = {"form": derived, "preferred_element_type": kept, "out_sharding": target}
     out = grouped_p.bind(x, y, sizes, offset, **(params | _DERIVED | bound))
     result[place] = jnp.sum(out, axis=0).astype(wanted) if shared else out
     return result
@@ -218,11 +218,6 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     decide(platform, ctx.avals_in, params)  # its refusal
-    if params["batch_invariant"] and (is_partitioned(ctx) or is_partly_manual(ctx)):
-        raise UnsupportedError(
-            "batch_invariant: this program is divided over several devices, and rows with it; map it with shard_map "
-            "over all of the mesh's axes"
-        )
     divided = partition.division(partial(_compute, platform, 1), ctx.avals_in, **params)
     if explicit_axes((out := ctx.avals_out[0]).sharding.mesh):
         function: Any = partial(divided.explicit, out)
@@ -231,8 +226,20 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     else:
         # XLA cannot divide a kernel's call. Inside of a shard_map over all of the mesh there is nothing to divide.
         parts = device_count(ctx) if is_partitioned(ctx) or is_partly_manual(ctx) else 1
+        if parts > 1:
+            _check_divisible(params)
         function = partial(_compute, platform, parts, **params)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def _check_divisible(params: dict[str, Any]) -> None:
+    """UnsupportedError if a kernel of ours is asked for where XLA divides the program, and no rule of ours is asked."""
+    if params["strict"] and (params["batch_invariant"] or params["kernel"] not in ("auto", "xla")):
+        raise UnsupportedError(
+            f"{wanted(params)}: XLA divides this program over several devices by itself, as it is exported or inside "
+            "of a shard_map over some of the mesh's axes, and it cannot divide a kernel's call; map over all axes, or "
+            "leave the product to kernel 'auto'"
+        )
 
 
 for _platform in ("cuda", "cpu"):

@@ -76,8 +76,8 @@ def inferred(matrix: Any, operands: Sequence[Any], form: Form) -> tuple[Any, ...
     """
     if not form.sums and operands[1].sharding.spec[-3] is not None:
         raise ValueError(
-            "ragged_dot: the weights are sharded over their groups, and rows are added up over devices: say by "
-            "out_sharding how the result is to be sharded"
+            "the weights of a grouped product are sharded over their groups, and rows are added up over devices: say "
+            "by out_sharding how the result is to be sharded"
         )
     batches = [x.sharding.spec[0] for x, rank in zip(operands, form.ranks, strict=True) if len(x.shape) > rank]
     batch = [next((axes for axes in batches if axes is not None), None)] * bool(batches)

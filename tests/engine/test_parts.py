@@ -18,7 +18,7 @@ from jaxgemm.select import candidates
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 ROW = find_kernel("sm90")
-SOURCES = ("schedule.cu", "output.cc", "plan.cc", "choose.cc", "cost.cc")
+SOURCES = ("schedule.cu", "output.cc", "plan.cc", "choose.cc", "choose_grouped.cc", "cost.cc")
 TMA, TMA_FINISHED, ROWS, ROWS_FINISHED, FP32, ELEMENTS = range(6)
 NONE, RELU, TANH = 0, 1, 5  # as ffi/problem.h counts activations
 

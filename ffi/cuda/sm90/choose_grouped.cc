@@ -41,6 +41,16 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
 // faster: the forms of a tile take different times, so that blocks drift apart and L2 keeps less of what they
 // share.
 constexpr double kTokensOnColumns = 256;
+// How many times the expected tokens of a group a tile may have: a larger one loads no faster, and idles
+// longer.
+constexpr double kIdleTokens = 4;
+
+bool worthwhile(const TileConfig& t, const Expected& expected) {
+  if (t.grouped == Grouped::kSums) return true;
+  if (t.grouped == Grouped::kColumns && expected.tokens > kTokensOnColumns) return false;
+  const int tokens = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
+  return tokens <= kIdleTokens * std::max(expected.tokens, 4.0);
+}
 
 bool allowed(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
   const auto allows = [&](Option option, int64_t value) {
@@ -49,7 +59,7 @@ bool allowed(const GemmProblem& p, const TileConfig& t, const Expected& expected
   if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
     return false;
   if (p.gated != (t.gated != Gated::kNo)) return false;
-  if (t.grouped == Grouped::kColumns && !fixed(p, kSwap) && expected.tokens > kTokensOnColumns) return false;
+  if (!fixed(p, kTileM) && !fixed(p, kTileN) && !worthwhile(t, expected)) return false;
   return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
          allows(kSchedule, static_cast<int>(t.schedule)) &&
          allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
@@ -68,15 +78,13 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
 RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
                        const Expected& expected, int64_t group, const Machine& machine) {
   Units units(s, t, c, machine.multiprocessors);
-  const bool halves =
-      t.schedule == Schedule::kCooperative;  // a consumer without tokens leaves the other its time
-  if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m(), t.result_m() / (halves ? 2 : 1));
+  if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m(), t.result_m());
   if (t.grouped == Grouped::kColumns)
     units.columns = expected.tiles(t.result_n(), t.result_n() / t.token_forms());
   units.products = expected.groups * double(dense.batch[0]);
   RankedConfig best;
   for (const int walk : {1, 2, 4, 8, 16}) {
-    if (group ? walk != 1 : walk > 1 && walk > std::max(units.rows, units.columns)) continue;
+    if (group ? walk != 1 : walk / 2 >= units.rows && walk > 1) continue;
     c.group = group ? static_cast<int>(group) : walk;
     const Cost found = cost(dense, s, t, c, machine, units);
     if (walk == 1 || found.total < best.cost.total) best = {c, found};

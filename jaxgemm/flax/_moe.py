@@ -42,7 +42,6 @@ class Options:
     activation: str | None = "silu"
     use_bias: bool = False
     softmax: str = "after"
-    normalize: bool = False
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     precision: prec.Precision = None
@@ -119,6 +118,14 @@ def parameters(options: Options, held: int) -> dict[str, Parameter]:
     return found
 
 
+def check_shapes(options: Options, wanted: Mapping[str, Parameter], given: Mapping[str, jax.Array]) -> None:
+    """ValueError for parameters that are not those of the experts which this device holds."""
+    for name, parameter in wanted.items():
+        if given[name].shape != parameter.shape:
+            where = "" if options.axis_name is None else f" on each device of axis {options.axis_name!r}"
+            raise ValueError(f"MoE: expected {name} of shape {parameter.shape}{where}, got {given[name].shape}")
+
+
 def _for_each_expert(init: Initializer, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """One matrix after the other: an initializer that scales by fan-in would count the experts in."""
     weights: jax.Array = jax.vmap(lambda k: init(k, shape[1:], dtype))(jax.random.split(key, shape[0]))
@@ -167,10 +174,9 @@ def route(options: Options, tokens: jax.Array, router: jax.Array) -> Routing:
         router.astype(jnp.float32),
         (((1,), (0,)), ((), ())),
         precision=lax.Precision.HIGHEST,
-        kernel=options.kernel,
     )
     chosen, experts = lax.top_k(logits, options.top_k)
-    if options.softmax == "after" or options.normalize:  # probabilities over their sum are the softmax of these
+    if options.softmax == "after":
         weights = jax.nn.softmax(chosen)
     else:
         weights = jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))

@@ -110,10 +110,9 @@ class Einsum(_Fused, nn.Einsum):
 class MoE(_moe.Options, nn.Module):
     """A dropless mixture of experts: each token goes through the ``top_k`` experts that a router chooses for it.
 
-    Attributes and parameters are those of :class:`jaxgemm.flax.nnx.MoE`. The loss for load balancing of "Switch
-    Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity" (Fedus, Zoph and Shazeer,
-    2021) is sown into the collection "losses" as "load_balancing", except by ``init``, which neither needs
-    ``axis_name`` to be bound: it makes the parameters of all experts.
+    The layer of Shazeer et al. (2017). Attributes, parameters and their shapes and types are those of
+    :class:`jaxgemm.flax.nnx.MoE`. The loss for load balancing, of Fedus et al. (2021), is sown into the collection
+    "losses" as "load_balancing". ``init`` sows none, makes the parameters of all experts and needs no ``axis_name``.
 
     Raises:
         TypeError, ValueError: as for :class:`jaxgemm.flax.nnx.MoE`.
@@ -125,7 +124,18 @@ class MoE(_moe.Options, nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """The sum of the chosen experts' results for each token of ``inputs``, shaped as it is."""
+        """The sum of the chosen experts' results for each token of ``inputs``.
+
+        Args:
+            inputs: shape (..., features), with any leading dimensions, empty ones too.
+
+        Returns:
+            The result, shaped as ``inputs``.
+
+        Raises:
+            ValueError, UnsupportedError: as for :class:`jaxgemm.flax.nnx.MoE`; for a parameter of another shape flax
+                has an error of its own.
+        """
         initializing = self.is_initializing()
         held = self.num_experts if initializing else _moe.held_experts(self)
         given = {name: self.param(name, *parameter) for name, parameter in _moe.parameters(self, held).items()}

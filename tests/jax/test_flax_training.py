@@ -122,8 +122,9 @@ def test_training_an_unmodified_model_through_override():
 def test_training_a_mixture_of_experts():
     """Nothing but the mixture is trained, and its experts are so narrow that a digit needs several, and the right ones.
 
-    On the same data a linear classifier gets 93 % right, one expert that all digits share 66 %, the first chosen expert
-    alone 92 %, and experts of which each computes what was sent to the one before 94 %.
+    Trained as it is, a linear classifier gets 96.0 % right. The layer gets 98.0, or 95.7 if its router has no gradient,
+    93.7 if experts compute what was sent to others, 93.2 if the first of the chosen ones counts alone, and 90.9 if all
+    of them count alike.
     """
     layer = our_linen.MoE(64, 2, num_experts=16, top_k=4)
     (images, _), (test_images, _) = digits()
@@ -137,5 +138,5 @@ def test_training_a_mixture_of_experts():
     params = layer.init(jax.random.key(0), images[:1])
     params, losses, accuracy = train(params, apply, lambda *v: 0.01 * balance(*v), epochs=20, rate=5e-3)
     assert losses[-28:].mean() < 0.1 * losses[:28].mean()
-    assert accuracy >= 0.965
+    assert accuracy >= 0.97
     assert balance(params, test_images) < 1.35

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxgemm.many import many_p
 from jaxgemm.overlap import gather_p, scatter_p
 from jaxgemm.primitive import DOT_PARAMS, gemm_p
 
@@ -29,7 +30,7 @@ class _WithProducts:
     def __call__(self, primitive: Any, *args: Any, **params: Any) -> Any:
         if primitive is gemm_p:
             return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
-        if primitive is gather_p or primitive is scatter_p:
+        if primitive in (gather_p, scatter_p, many_p):
             return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=_NO_BATCH)
         return self.policy(primitive, *args, **params)
 

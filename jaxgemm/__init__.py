@@ -9,6 +9,7 @@ from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.gated import gated_gemm
 from jaxgemm.grouped.api import ragged_dot, ragged_dot_general
+from jaxgemm.grouped.gated import ragged_gated
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
 from jaxgemm.many import grouped_gemm
 from jaxgemm.overlap import all_gather_matmul, matmul_reduce_scatter
@@ -31,4 +32,5 @@ __all__ = [
     "override",
     "ragged_dot",
     "ragged_dot_general",
+    "ragged_gated",
 ]

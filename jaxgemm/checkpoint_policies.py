@@ -2,7 +2,9 @@
 
 JAX's own policies know ``lax.dot_general`` alone, so under ``jax.checkpoint_policies.dots_saveable`` a product of
 jaxgemm's is computed once more. These keep both. A product with an activation is kept as what the activation is
-applied to, which is what its derivative needs; an overlapped one together with the activations that it gathered.
+applied to, which is what its derivative needs; an overlapped one together with the activations that it gathered; a
+grouped one as the product with weights that it is, unless ``vmap`` has made it one with weights of its own for each of
+a batch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxgemm.grouped.primitive import grouped_p
 from jaxgemm.many import many_p
 from jaxgemm.overlap import gather_p, scatter_p
 from jaxgemm.primitive import DOT_PARAMS, gemm_p
@@ -21,6 +24,7 @@ from jaxgemm.primitive import DOT_PARAMS, gemm_p
 Policy = Callable[..., Any]
 
 _NO_BATCH = (((), ()), ((), ()))
+_BATCH = (((), ()), ((0,), (0,)))
 
 
 @dataclass(frozen=True)  # equal where the policies are, so that JAX finds what it has traced
@@ -32,6 +36,10 @@ class _WithProducts:
             return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
         if primitive in (gather_p, scatter_p, many_p):
             return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=_NO_BATCH)
+        if primitive is grouped_p:
+            batched = all(len(x.shape) > rank for x, rank in zip(args[:2], params["form"].ranks, strict=False))
+            dims = _BATCH if batched else _NO_BATCH
+            return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=dims)
         return self.policy(primitive, *args, **params)
 
 

@@ -15,7 +15,9 @@ from jaxgemm import api, gated, many, roofline, rules
 from jaxgemm import precision as prec
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
+from jaxgemm.grouped import fused
 from jaxgemm.grouped import launch as grouped_launch
+from jaxgemm.grouped.fused import grouped_fused_p
 from jaxgemm.grouped.primitive import grouped_p
 from jaxgemm.grouped.report import describe
 from jaxgemm.kernels import Kernel, default_platform, device_for
@@ -43,7 +45,7 @@ class Product:
         gated: whether it is of a gated pair, and how that is computed; empty: it is not.
         many: whether it is one of many, and how those are computed; empty: it is not.
         padded: how XLA's operands are padded, and why; empty: they are not.
-        groups: of a product of groups, its form and shape; empty: it is none, and ``decision`` has its problem.
+        groups: of a product of groups, its form and shape; empty: it is none.
     """
 
     operands: str
@@ -76,12 +78,12 @@ class Product:
         if choice.rule:
             yield "rule", choice.rule
         if choice.ours is not None or choice.theirs is not None:
-            yield "expected", _expected(choice, problem is not None and problem.gated)
-        if problem is not None:
-            batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
-            yield "problem", f"m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}"
+            yield "expected", _expected(choice, problem is not None and problem.gated, bool(self.groups))
         if self.groups:
             yield "problem", self.groups
+        elif problem is not None:
+            batch = "" if problem.batch == (1, 1) else f", batch {problem.batch[0]} x {problem.batch[1]}"
+            yield "problem", f"m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}"
         if self.gated:
             yield "gated", self.gated
         if self.many:
@@ -115,7 +117,7 @@ class Product:
             yield "" if i else "candidates", f"{candidate.microseconds:.1f} {expected}: {differs}"
 
     def _lines_around(self, problem: Problem, view: Plan | None) -> Iterator[tuple[str, str]]:
-        """What is said of what comes before and after a dense product by a kernel of ours."""
+        """What is said of what comes before and after a product by a kernel of ours."""
         axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
         copies = [name for name, moved in zip(("lhs", "rhs", "result"), axes, strict=False) if moved]
         after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
@@ -175,7 +177,7 @@ def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, list[Axes | None], in
     """Products, how their operands are transposed, and how often they run."""
     makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        if eqn.primitive in (gemm_p, gated.gated_p, grouped_p, many.many_p):
+        if eqn.primitive in (gemm_p, gated.gated_p, grouped_p, grouped_fused_p, many.many_p):
             operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars]
             yield eqn, [traced_order(maker) for maker in operands], trips
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
@@ -202,9 +204,11 @@ def _products(
         yield replace(_product(avals, eqn.params, decision, limits, trips), padded=padded)
         return
     if eqn.primitive is grouped_p:
-        found, choice = describe(avals, eqn.params, limits), grouped_launch.decide(platform, avals, eqn.params)
-        by, precision = Decision(choice, None, None), eqn.params["precision"]
-        yield Product(found.operands, found.result, by, Epilogue(), precision, found.floor, trips, groups=found.problem)
+        choice = grouped_launch.decide(platform, avals, eqn.params)
+        yield _grouped(avals, eqn.params, choice, grouped_launch.problem_of, Epilogue(), limits, trips)
+        return
+    if eqn.primitive is grouped_fused_p:
+        yield from _grouped_fused(avals, eqn.params, platform, limits, trips)
         return
     if eqn.primitive is many.many_p:
         _, types, transposed = read_through_all(orders, avals, eqn.params["transposed"])
@@ -213,14 +217,57 @@ def _products(
     decision = gated.decide(device_for(platform), avals, eqn.params)
     if decision.choice.kernel is not None:
         params = dict(eqn.params, epilogue=Epilogue(activation=eqn.params["activation"]))
-        yield replace(_product(avals, params, decision, limits, trips), gated="both products of the pair")
+        yield replace(_product(avals, params, decision, limits, trips), gated=_BOTH)
         return
+    composed = _composed(partial(gated.compose, **eqn.params), avals, platform, limits, trips)
+    yield from _pair(composed, decision.choice)
+
+
+def _composed(
+    compose: Any, avals: list[Any], platform: str, limits: roofline.DeviceLimits | None, trips: int
+) -> Iterator[Product]:
+    """The products that ``compose`` takes for operands of these types."""
     structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals]
-    composed = jax.make_jaxpr(partial(gated.compose, **eqn.params))(*structs)
-    for which, (inner, given, _) in zip(("gate", "up"), _walk(composed.jaxpr, 1), strict=True):
-        for product in _products(inner, given, platform, limits, trips):
-            why = f"{decision.choice.why} ({decision.choice.rule})"
-            yield replace(product, gated=f"{which}, of two products composed in jnp: {why}")
+    for eqn, orders, _ in _walk(jax.make_jaxpr(compose)(*structs).jaxpr, 1):
+        yield from _products(eqn, orders, platform, limits, trips)
+
+
+def _pair(products: Iterator[Product], instead: Choice) -> Iterator[Product]:
+    """Both products of a gated pair; ``instead`` says why they are not one launch."""
+    for which, product in zip(("gate", "up"), products, strict=True):
+        yield replace(product, gated=f"{which}, of two products composed in jnp: {instead.why} ({instead.rule})")
+
+
+def _grouped_fused(
+    avals: list[Any], params: dict[str, Any], platform: str, limits: roofline.DeviceLimits | None, trips: int
+) -> Iterator[Product]:
+    choice, after = fused.decide(platform, avals, params), fused.epilogue(params)
+    if choice.kernel is not None:
+        product = _grouped(avals, params, choice, fused.problem_of, after, limits, trips)
+        yield replace(product, gated=_BOTH if params["gated"] else "")
+        return
+    # Explained is what runs on one device.
+    composed = _composed(partial(fused.compose, **dict(params, out_sharding=None)), avals, platform, limits, trips)
+    if params["gated"]:
+        yield from _pair(composed, choice)
+    else:
+        yield from (replace(product, epilogue=after) for product in composed)
+
+
+def _grouped(
+    avals: list[Any],
+    params: dict[str, Any],
+    choice: Choice,
+    problem_of: Any,
+    after: Epilogue,
+    limits: roofline.DeviceLimits | None,
+    trips: int,
+) -> Product:
+    """A grouped product, which a kernel computes as the problem of its operands and parameters."""
+    by = Decision(choice, problem_of(avals, params) if choice.kernel is not None else None, None)
+    found = describe(avals, params, limits)
+    precision = params["precision"]
+    return Product(found.operands, found.result, by, after, precision, found.floor, trips, groups=found.problem)
 
 
 def _many(
@@ -287,9 +334,15 @@ def _limits(platform: str) -> roofline.DeviceLimits | None:
 _SHOWN_US = 0.05
 
 
-def _expected(choice: Choice, gated: bool) -> str:
+#: What is said of a gated pair that is one launch.
+_BOTH = "both products of the pair"
+
+
+def _expected(choice: Choice, gated: bool, grouped: bool) -> str:
     """Both expected times, whoever was chosen."""
     ours, theirs = ("not modelled" if us is None else f"{us:.1f} us" for us in (choice.ours, choice.theirs))
+    if grouped:
+        return f"one launch of {choice.contender} {ours}, a dense product for each group {theirs}"
     if gated:
         return f"one launch of {choice.contender} {ours}, two products {theirs}"
     return f"{choice.contender or 'ours'} {ours}, XLA's product {theirs}"

@@ -6,8 +6,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
@@ -15,18 +13,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
-from jaxgemm.arguments import (
-    as_array,
-    as_bias,
-    canonical_dtype,
-    check_activation,
-    promoted_pair,
-    weakly_typed,
-)
-from jaxgemm.epilogue import Epilogue, apply, composed_type
-from jaxgemm.grouped import groups, layout
+from jaxgemm.arguments import as_bias, canonical_dtype, check_activation, promoted_pair, weakly_typed
+from jaxgemm.grouped import arguments, layout
+from jaxgemm.grouped.fused import grouped_fused_p
 from jaxgemm.grouped.primitive import Form, grouped_p
-from jaxgemm.kernels import find_kernel
 from jaxgemm.partition import vary_alike
 
 
@@ -42,6 +32,7 @@ def ragged_dot(
     bias: ArrayLike | None = None,
     activation: str | None = None,
     kernel: str = "auto",
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """Rows of ``lhs``, in groups that lie one after the other, each times the weights of its group.
 
@@ -62,16 +53,19 @@ def ragged_dot(
             groups of ``rhs`` are sharded.
         bias: shape (held, n), added to the rows of each group.
         activation: as for :func:`jaxgemm.gemm`. It is applied to rows that have a group.
-        kernel: "auto" or "xla": XLA computes a dense product for each group. A kernel by name is refused, as none has a
-            grouped form.
+        kernel: "auto", "xla" (XLA computes a dense product for each group), or a name out of :func:`jaxgemm.kernels` of
+            one that has a grouped form.
+        batch_invariant: whether the bits of a row of the result must depend neither on m, nor on other rows, nor on the
+            sizes of the groups. XLA's products make no such promise, nor do derivatives.
 
     Returns:
         Shape (m, n).
 
     Raises:
         TypeError: an argument has the wrong type, as sizes that are no integers.
-        ValueError: a shape or a name is wrong.
-        UnsupportedError: a kernel was asked for by name. Raised while the program is lowered.
+        ValueError: a shape or a name is wrong, or XLA's product is asked to be batch-invariant.
+        UnsupportedError: a kernel asked for by name cannot compute it, or none can that is batch-invariant; or XLA
+            divides the program over several devices by itself. Raised while the program is lowered.
     """
     x, w, weak = promoted_pair(lhs, rhs)
     if x.ndim != 2 or w.ndim != 3:
@@ -82,22 +76,19 @@ def ragged_dot(
             f"rhs of shape {w.shape} has k = {w.shape[1]}"
         )
     out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
-    sizes, offset = _sizes(group_sizes, group_offset, x.shape[0], w.shape[0])
+    sizes, offset = arguments.where("ragged_dot", group_sizes, group_offset, x.shape[0], w.shape[0])
     held = w.shape[0]
     extra = None if bias is None else as_bias("ragged_dot", bias, (held, w.shape[2]), "a row for each group", out)
     check_activation("ragged_dot", activation)
-    _check_kernel(kernel)
-    epilogue = Epilogue(has_bias=extra is not None, activation=activation)
-    between = out
-    if not epilogue.is_scaling:
-        between = composed_type(epilogue, (x, w, *([] if extra is None else [extra])), out, by_xla=True)
-    target = _target(out_sharding)
-    params = {"precision": precision, "kernel": kernel, "out_sharding": target}
-    z = _bind(Form(False, False, held), x, w, sizes, offset, out=between, **params)
-    if not epilogue.is_scaling:
-        mine = groups.owner(sizes, offset, x.shape[0], held)
-        rows = None if extra is None else extra.at[mine].get(mode="fill", fill_value=0)
-        z = jnp.where((mine < held)[:, None], apply(epilogue, z, None, rows, out), jnp.zeros((), out))
+    target = arguments.target(out_sharding)
+    params = arguments.parameters(
+        precision=precision, out=out, kernel=kernel, out_sharding=target, batch_invariant=batch_invariant
+    )
+    operands = vary_alike(x, w, sizes, offset, *([] if extra is None else [extra]))
+    if extra is None and activation is None:
+        z = grouped_p.bind(*operands, form=Form(False, False, held), **params)
+    else:
+        z = grouped_fused_p.bind(*operands, activation=activation, gated=False, has_bias=extra is not None, **params)
     if out_sharding is not None and target is None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak and preferred_element_type is None and extra is None else z
@@ -131,15 +122,15 @@ def ragged_dot_general(
         As ``lax.dot_general``; where the ragged axis is contracted, with the groups as a first axis.
 
     Raises:
-        TypeError, ValueError: as for :func:`ragged_dot`, and as ``lax.ragged_dot_general`` for the dimension numbers.
+        TypeError, ValueError, UnsupportedError: as for :func:`ragged_dot`, and as ``lax.ragged_dot_general`` for the
+            dimension numbers.
     """
     x, w, weak = promoted_pair(lhs, rhs)
     out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
-    sizes = _integers("group_sizes", group_sizes)
+    sizes = arguments.integers("group_sizes", group_sizes)
     numbers = ragged_dot_dimension_numbers
     _check_numbers(x, w, sizes, numbers, group_offset is not None)
-    _check_kernel(kernel)
-    offset = _offset(group_offset)
+    offset = arguments.first_group(group_offset)
     (contract, _), (batch, _) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
     if ragged in batch:
@@ -149,83 +140,17 @@ def ragged_dot_general(
         )
 
     # A result with more axes, which are merged before, cannot be asked for so, and is resharded afterwards.
-    target = _target(out_sharding) if x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) else None
+    target = arguments.target(out_sharding) if x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) else None
+    params = arguments.parameters(precision=precision, out=out, kernel=kernel, out_sharding=target)
 
     def bind(form: Form, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-        return _bind(form, x, w, sizes, offset, out=out, precision=precision, kernel=kernel, out_sharding=target)
+        result: jax.Array = grouped_p.bind(*vary_alike(x, w, sizes, offset), form=form, **params)
+        return result
 
     z = (layout.sums if ragged in contract else layout.rows)(bind, x, w, sizes, numbers)
     if out_sharding is not None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak and preferred_element_type is None else z
-
-
-def _target(out_sharding: Any) -> NamedSharding | None:
-    """``out_sharding`` as the primitive takes it: None where shardings are no types."""
-    if out_sharding is None:
-        return None
-    if isinstance(out_sharding, NamedSharding):
-        mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec  # a type's sharding is of an abstract mesh
-    else:
-        mesh, spec = jax.sharding.get_abstract_mesh(), out_sharding
-    return NamedSharding(mesh, spec) if explicit_axes(mesh) else None
-
-
-def _bind(
-    form: Form,
-    *operands: jax.Array,
-    out: np.dtype,
-    precision: prec.Precision,
-    kernel: str,
-    out_sharding: NamedSharding | None,
-) -> jax.Array:
-    x, w, *where = operands
-    result: jax.Array = grouped_p.bind(
-        *vary_alike(x, w, *where),
-        form=form,
-        precision=prec.canonical(precision),
-        preferred_element_type=np.dtype(out),
-        out_sharding=out_sharding,
-        kernel=kernel,
-        strict=True,
-    )
-    return result
-
-
-# --- Arguments ------------------------------------------------------------------------------------------------
-
-
-def _sizes(given: ArrayLike, offset: ArrayLike | None, rows: int, held: int) -> tuple[jax.Array, jax.Array]:
-    sizes = _integers("group_sizes", given)
-    if sizes.ndim != 1:
-        raise ValueError(f"ragged_dot: group_sizes must have shape (groups,), got {sizes.shape}")
-    if offset is None and sizes.shape[0] != held:
-        raise ValueError(
-            f"ragged_dot: {sizes.shape[0]} group sizes for the weights of {held} groups; with fewer weights than "
-            "groups say by group_offset which these are"
-        )
-    return groups.clamp(sizes, rows), _offset(offset)
-
-
-def _offset(given: ArrayLike | None) -> jax.Array:
-    if given is None:
-        return jnp.zeros((1,), groups.SIZES)
-    offset = _integers("group_offset", given)
-    if offset.shape not in ((), (1,)):
-        raise ValueError(f"group_offset: expected one integer, of shape (1,), got shape {offset.shape}")
-    return groups.narrow(offset.reshape(1))
-
-
-def _integers(name: str, given: ArrayLike) -> jax.Array:
-    array = as_array(name, given)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{name}: expected integers, got {array.dtype}")
-    return array
-
-
-def _check_kernel(kernel: str) -> None:
-    if kernel not in ("auto", "xla"):
-        find_kernel(kernel)
 
 
 def _check_numbers(x: jax.Array, w: jax.Array, sizes: jax.Array, numbers: Any, has_offset: bool) -> None:

@@ -68,7 +68,9 @@ def owner(sizes: jax.Array, offset: jax.Array | None, rows: int, held: int) -> j
         Shape (rows,), of type ``SIZES``.
     """
     places = lax.iota(SIZES, rows)
-    group = jnp.searchsorted(ends(sizes, rows), places, side="right", method="sort").astype(SIZES)
+    # Of extents that are symbols, it is not known that 32 bits count what is sorted.
+    method = "sort" if isinstance(rows, int) else "scan_unrolled"
+    group = jnp.searchsorted(ends(sizes, rows), places, side="right", method=method).astype(SIZES)
     local = group if offset is None else group - offset[0]
     exists = (group < sizes.shape[-1]) & (local >= 0) & (local < held)
     return jnp.where(exists, local, held)

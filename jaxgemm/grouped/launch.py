@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxgemm import rules, symbolic
 from jaxgemm.grouped.choose import choose, problem
-from jaxgemm.kernels import device_for
+from jaxgemm.kernels import UnsupportedError, device_for
 from jaxgemm.primitive import call
+from jaxgemm.problem import Problem
 from jaxgemm.select import Choice
 
 
@@ -18,16 +19,54 @@ def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Ch
     """Who computes a ``jaxgemm_grouped`` of these operands, anything with shapes and types, on one device.
 
     Raises:
-        UnsupportedError: a kernel asked for by name cannot.
+        UnsupportedError: a kernel asked for by name cannot, or none can that is batch-invariant.
     """
-    form = params["form"]
-    lhs, rhs, sizes, offset = operands
-    kernel = params["kernel"] if params["strict"] or params["kernel"] in ("auto", "xla") else "auto"
-    if unknown := symbolic.choose(operands, kernel=kernel):
+    return chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params))
+
+
+def chosen(
+    platform: str, operands: Sequence[Any], offset: Any, params: dict[str, Any], of: Callable[[], Problem]
+) -> Choice:
+    """Who computes the problem ``of`` these operands, ``offset`` among them, on one device.
+
+    The problem is asked for only if every extent is known. A product that only a derivative needs takes the kernel that
+    was asked for by name where that can compute it.
+
+    Raises:
+        UnsupportedError: as of :func:`decide`.
+    """
+    try:
+        return _chosen(platform, operands, offset, params, of)
+    except UnsupportedError:
+        if params["strict"]:
+            raise
+        return _chosen(platform, operands, offset, dict(params, kernel="auto"), of)
+
+
+def _chosen(
+    platform: str, operands: Sequence[Any], offset: Any, params: dict[str, Any], of: Callable[[], Problem]
+) -> Choice:
+    kernel, invariant = params["kernel"], params["batch_invariant"]
+    if unknown := symbolic.choose(operands, kernel=kernel, batch_invariant=invariant):
         return unknown
     if len(offset.shape) > 1:
-        return Choice(None, (), 0, "each product of the batch has an offset of its own", rule=rules.UNFIT.name)
-    found = problem(
+        why = "each product of the batch has an offset of its own"
+        if invariant or kernel not in ("auto", "xla"):
+            raise UnsupportedError(f"{wanted(params)}: {why}")
+        return Choice(None, (), 0, why, rule=rules.UNFIT.name)
+    return choose(of(), device_for(platform), precision=params["precision"], kernel=kernel, batch_invariant=invariant)
+
+
+def wanted(params: dict[str, Any]) -> str:
+    """What is asked for that XLA's product would not be, for messages."""
+    return "batch_invariant" if params["batch_invariant"] else f"kernel '{params['kernel']}'"
+
+
+def problem_of(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
+    """What a kernel is asked for."""
+    form = params["form"]
+    lhs, rhs, sizes, _ = operands
+    return problem(
         lhs,
         rhs,
         sizes,
@@ -36,21 +75,11 @@ def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Ch
         held=form.held,
         out=params["preferred_element_type"],
     )
-    return choose(found, device_for(platform), precision=params["precision"], kernel=kernel)
 
 
 def launch(choice: Choice, operands: tuple[jax.Array, ...], params: dict[str, Any]) -> jax.Array:
     """The product by the chosen kernel."""
     form = params["form"]
-    lhs, rhs, sizes, offset = operands
-    of = problem(
-        lhs,
-        rhs,
-        sizes,
-        sums=form.sums,
-        transposed=form.transposed,
-        held=form.held,
-        out=params["preferred_element_type"],
-    )
+    lhs, rhs, *_ = operands
     batches = {x.shape[0] for x, rank in zip(operands, form.ranks, strict=True) if x.ndim > rank}
-    return call(choice, of, (*batches, *form.shape(lhs.shape, rhs.shape)), (lhs, rhs, sizes, offset))
+    return call(choice, problem_of(operands, params), (*batches, *form.shape(lhs.shape, rhs.shape)), operands)

@@ -76,8 +76,8 @@ def inferred(matrix: Any, operands: Sequence[Any], form: Form) -> tuple[Any, ...
     """
     if not form.sums and operands[1].sharding.spec[-3] is not None:
         raise ValueError(
-            "ragged_dot: the weights are sharded over their groups, and rows are added up over devices: say by "
-            "out_sharding how the result is to be sharded"
+            "the weights of a grouped product are sharded over their groups, and rows are added up over devices: say "
+            "by out_sharding how the result is to be sharded"
         )
     batches = [x.sharding.spec[0] for x, rank in zip(operands, form.ranks, strict=True) if len(x.shape) > rank]
     batch = [next((axes for axes in batches if axes is not None), None)] * bool(batches)
@@ -103,17 +103,29 @@ def batched(target: NamedSharding | None, mapped: Any) -> NamedSharding | None:
 # --- On a device ----------------------------------------------------------------------------------------------
 
 
+def own_groups(
+    plan: Assignment, sizes: jax.Array, offset: jax.Array, *, rows: int, axis: str, count: int, held: int
+) -> tuple[jax.Array, jax.Array]:
+    """Sizes and offset for what one device has: ``count`` of ``rows``, and the weights of ``held`` groups.
+
+    ``axis`` is the factor of rows.
+    """
+    if axes := plan.axes.get(axis):
+        sizes = groups.portion(sizes, rows, lax.axis_index(axes) * count, count)
+    if axes := plan.axes.get("g0"):
+        offset = groups.later(offset, lax.axis_index(axes) * held)
+    return sizes, offset
+
+
 def _on_shards(local: Local, rows: int, plan: Assignment, *operands: jax.Array, form: Form, **params: Any) -> jax.Array:
     """The product of one device's shards, then what adds the devices' partial sums up.
 
     ``rows`` is how many there are on all devices.
     """
-    lhs, rhs, sizes, offset = operands
-    if axes := plan.axes.get("k0" if form.sums else "m0"):
-        count = lhs.shape[-2]
-        sizes = groups.portion(sizes, rows, lax.axis_index(axes) * count, count)
+    lhs, rhs, *where = operands
     if axes := plan.axes.get("g0"):
         form = replace(form, held=form.held // lax.axis_size(axes))
-        offset = groups.later(offset, lax.axis_index(axes) * form.held)
+    axis = "k0" if form.sums else "m0"
+    own = own_groups(plan, *where, rows=rows, axis=axis, count=lhs.shape[-2], held=form.held)
     # Rows of other devices' groups are zeros exactly, whatever the weights are.
-    return plan.added_up(local(*vary_alike(lhs, rhs, sizes, offset), form=form, **params))
+    return plan.added_up(local(*vary_alike(lhs, rhs, *own), form=form, **params))

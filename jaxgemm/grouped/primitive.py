@@ -41,7 +41,8 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm.grouped import by_xla, partition
-from jaxgemm.grouped.launch import decide, launch
+from jaxgemm.grouped.launch import decide, launch, wanted
+from jaxgemm.kernels import UnsupportedError
 from jaxgemm.primitive import tangent_of
 
 grouped_p = Primitive("jaxgemm_grouped")
@@ -82,6 +83,7 @@ class Form:
 #   kernel                                as gemm_p has it
 #   strict                                whether the kernel was asked for of this very product, not of one that it
 #                                         is a derivative of
+#   batch_invariant                       as gemm_p has it; derivatives do not
 
 
 @grouped_p.def_effectful_abstract_eval
@@ -114,11 +116,15 @@ def _batches(operands: list[Any], form: Form) -> tuple[int, ...]:
 # --- Differentiation ------------------------------------------------------------------------------------------
 
 
+#: What a derivative's products do not promise, though the product did.
+_DERIVED = {"strict": False, "batch_invariant": False}
+
+
 def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     lhs, rhs, *where = primals
     dlhs, drhs = tangents[:2]
     out = grouped_p.bind(*primals, **params)
-    derived = dict(params, strict=False)
+    derived = params | _DERIVED
     terms = []
     if type(dlhs) is not ad.Zero:
         terms.append(grouped_p.bind(dlhs, rhs, *where, **derived))
@@ -156,8 +162,8 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
     # One operand for all of a batch: its parts are added up before they are rounded.
     kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
     target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
-    bound = dict(params, form=derived, preferred_element_type=kept, out_sharding=target, strict=False)
-    out = grouped_p.bind(x, y, sizes, offset, **bound)
+    bound = {"form": derived, "preferred_element_type": kept, "out_sharding": target}
+    out = grouped_p.bind(x, y, sizes, offset, **(params | _DERIVED | bound))
     result[place] = jnp.sum(out, axis=0).astype(wanted) if shared else out
     return result
 
@@ -220,8 +226,20 @@ def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     else:
         # XLA cannot divide a kernel's call. Inside of a shard_map over all of the mesh there is nothing to divide.
         parts = device_count(ctx) if is_partitioned(ctx) or is_partly_manual(ctx) else 1
+        if parts > 1:
+            _check_divisible(params)
         function = partial(_compute, platform, parts, **params)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def _check_divisible(params: dict[str, Any]) -> None:
+    """UnsupportedError if a kernel of ours is asked for where XLA divides the program, and no rule of ours is asked."""
+    if params["strict"] and (params["batch_invariant"] or params["kernel"] not in ("auto", "xla")):
+        raise UnsupportedError(
+            f"{wanted(params)}: XLA divides this program over several devices by itself, as it is exported or inside "
+            "of a shard_map over some of the mesh's axes, and it cannot divide a kernel's call; map over all axes, or "
+            "leave the product to kernel 'auto'"
+        )
 
 
 for _platform in ("cuda", "cpu"):

@@ -20,7 +20,7 @@ class Description:
     """A grouped product, without what computes it.
 
     Attributes:
-        operands: "float32[64,16] x float32[8,16,24]".
+        operands: "float32[64,16] x float32[8,16,24]"; of a gated pair "... x (..., ...)".
         result: element type of the product.
         problem: "rows of 8 groups: m 64, n 24, k 16".
         floor: the least time the device needs for it, None where the device's rates are not known.
@@ -33,17 +33,20 @@ class Description:
 
 
 def describe(avals: Sequence[Any], params: dict[str, Any], limits: roofline.DeviceLimits | None) -> Description:
-    """The description of a product.
+    """The description of a product, or of both of a gated pair.
 
     Args:
-        avals: of the primitive's operands, anything with shape and dtype.
+        avals: of the operands of ``jaxgemm_grouped`` or ``jaxgemm_grouped_fused``, anything with shape and dtype.
         params: the primitive's.
         limits: of the device; None: they are not known.
     """
-    lhs, rhs, sizes = avals[:3]
-    form: Form = params["form"]
+    weights = 1 + params.get("gated", False)
+    lhs, rhs = avals[:2]
+    sizes, offset = avals[1 + weights : 3 + weights]
+    form: Form = params.get("form") or Form(False, False, rhs.shape[-3])
     (m, k), n = lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
-    batch = max([x.shape[0] for x, rank in zip(avals, form.ranks, strict=True) if len(x.shape) > rank], default=None)
+    given = (lhs, rhs, sizes, offset)
+    batch = max([x.shape[0] for x, rank in zip(given, form.ranks, strict=True) if len(x.shape) > rank], default=None)
     groups = sizes.shape[-1]
     text = f"{'sums' if form.sums else 'rows'} of {groups} groups"
     if form.held != groups:
@@ -54,8 +57,9 @@ def describe(avals: Sequence[Any], params: dict[str, Any], limits: roofline.Devi
     if not form.sums:
         text += f", layout {'NT' if form.transposed else 'NN'}"
     result = np.dtype(params["preferred_element_type"])
-    floor = None if limits is None else _floor(lhs, rhs, result, batch or 1, form, params["precision"], limits)
-    operands = " x ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in (lhs, rhs))
+    floor = None if limits is None else _floor(lhs, rhs, result, batch or 1, weights, form, params["precision"], limits)
+    left, *right = (f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in avals[: 1 + weights])
+    operands = f"{left} x {right[0] if weights == 1 else f'({right[0]}, {right[1]})'}"
     return Description(operands, result.name, text, floor)
 
 
@@ -64,6 +68,7 @@ def _floor(
     rhs: Any,
     result: np.dtype,
     batch: int,
+    weights: int,
     form: Form,
     precision: prec.Precision,
     limits: roofline.DeviceLimits,
@@ -79,9 +84,9 @@ def _floor(
     if not form.sums:
         # A batch may have weights of its own; without, all of it together has so many rows.
         read = read // max(form.held, 1) * min(form.held, m if len(rhs.shape) > 3 else rows)
-    elements = prod(lhs.shape), read, batch * prod(out)
+    elements = prod(lhs.shape), weights * read, batch * prod(out)
     return roofline.least(
-        2.0 * batch * m * k * out[-1],
+        2.0 * weights * batch * m * k * out[-1],
         sum(count * ELEMENT_TYPES[name].bytes for count, name in zip(elements, names, strict=True)),
         limits=limits,
         a=names[0],

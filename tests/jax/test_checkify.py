@@ -31,6 +31,11 @@ def programs(kernel):
             "jaxgemm_gemm",
         ),
         "gated": (lambda x, w: jaxgemm.gated_gemm(x, w, w, kernel=kernel), "jaxgemm_gated"),
+        "groups": (lambda x, w: jaxgemm.ragged_dot(x, w[None], jnp.array([2])), "jaxgemm_grouped"),
+        "gated groups": (
+            lambda x, w: jaxgemm.ragged_gated(x, w[None], w[None], jnp.array([2])),
+            "jaxgemm_grouped_fused",
+        ),
         "override": (jaxgemm.override(lambda x, w: jnp.tanh(x @ w), kernel=kernel), "jaxgemm_gemm"),
         "jit": (jax.jit(product), "jaxgemm_gemm"),
         "vmap": (lambda x, w: jax.vmap(product, (0, None))(x[None], w), "jaxgemm_gemm"),

@@ -1,5 +1,7 @@
 """What explain says of products of groups of rows."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,7 +9,7 @@ from jax import lax
 
 import jaxgemm
 from jaxgemm import roofline, select
-from jaxgemm.grouped import launch, primitive
+from jaxgemm.grouped import fused, launch, primitive
 from jaxgemm.grouped.report import describe
 from jaxgemm.kernels import find_kernel
 
@@ -81,6 +83,63 @@ def test_a_kernel_of_ours(monkeypatch):
     )
     text = str(product)
     assert [text.index(f"\n  {line}") for line in lines] == sorted(text.index(f"\n  {line}") for line in lines)
+
+
+def biased(x, w, bias, sizes, **given):
+    return jaxgemm.ragged_dot(x, w, sizes, bias=bias, activation="relu", **given)
+
+
+PAIR = shape(M, K), shape(GROUPS, K, N), shape(GROUPS, K, N), HELD
+
+
+def test_what_follows_a_product_that_xla_computes():
+    args = shape(M, K), shape(GROUPS, K, N), shape(GROUPS, N), HELD
+    (product,) = jaxgemm.explain(partial(biased, kernel="xla"), *args, platform="cuda").products
+    assert product.operands == "bfloat16[512,256] x bfloat16[8,256,384]"
+    assert product.groups == "rows of 8 groups: m 512, n 384, k 256, layout NN"
+    assert "epilogue   relu(a b + bias), written in jnp, which XLA may fuse" in str(product)
+
+
+def test_both_products_of_a_pair_that_xla_computes():
+    gate, up = jaxgemm.explain(partial(jaxgemm.ragged_gated, kernel="xla"), *PAIR, platform="cuda").products
+    why = "of two products composed in jnp: XLA's products were asked for by name (by-name)"
+    assert (gate.gated, up.gated) == (f"gate, {why}", f"up, {why}")
+    assert {p.operands for p in (gate, up)} == {"bfloat16[512,256] x bfloat16[8,256,384]"}
+
+
+def test_one_launch_of_all_of_it(monkeypatch):
+    row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
+    choice = select.Choice(row, select.configuration(row, ()), 0, "a test", contender="sm90", ours=3.0, theirs=5.0)
+    monkeypatch.setattr(fused, "decide", lambda *_: choice)
+    args = shape(3, M, K), shape(GROUPS, K, N), shape(GROUPS, N), HELD
+    (product,) = jaxgemm.explain(jax.vmap(biased, (0, None, None, None)), *args, platform="cuda").products
+    lines = (
+        "bfloat16[3,512,256] x bfloat16[8,256,384] -> bfloat16",
+        "expected   one launch of sm90 3.0 us, a dense product for each group 5.0 us",
+        "problem    rows of 8 groups: m 512, n 384, k 256, batch 3, layout NN",
+        "epilogue   relu(a b + bias)",
+        "copies     none",
+    )
+    assert all(line in str(product) for line in lines)
+    (product,) = jaxgemm.explain(jaxgemm.ragged_gated, *PAIR, platform="cuda").products
+    lines = (
+        "bfloat16[512,256] x (bfloat16[8,256,384], bfloat16[8,256,384]) -> bfloat16",
+        "gated      both products of the pair",
+        "epilogue   silu(a b) * (a b_up)",
+    )
+    assert all(line in str(product) for line in lines)
+    params = {"gated": True, "precision": None, "preferred_element_type": jnp.bfloat16}
+    floor = describe((*PAIR, shape(1, dtype=jnp.int32)), params, H100).floor
+    moved = M * K + 2 * GROUPS * K * N + M * N
+    assert floor.seconds == max(4 * M * K * N / H100.peak("16-bit tensor"), 2 * moved / H100.bandwidth)
+
+
+@pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no CUDA kernels")
+def test_what_a_kernel_leaves_to_jnp():
+    args = shape(M, K), shape(GROUPS, K, N), shape(GROUPS, N, dtype=jnp.float32), HELD
+    (product,) = jaxgemm.explain(biased, *args, platform="cuda").products
+    assert (product.kernel, product.result) == ("sm90", "float32")
+    assert "epilogue   relu(a b + bias), composed in jnp" in str(product)
 
 
 FLOORS = {

@@ -17,7 +17,7 @@ SUMS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 def bounds(sizes, rows):
     """Where each group begins and ends."""
     ends = np.minimum(np.cumsum(np.clip(np.asarray(sizes, np.int64), 0, None)), rows)
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+    return list(zip([0, *ends][: len(ends)], ends, strict=True))
 
 
 def by_rows(x, w, sizes, offset=0):

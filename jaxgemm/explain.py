@@ -286,12 +286,10 @@ def _many(
             how = f"one of {len(avals) // 2}" if problem.m and problem.n and problem.k else "zeros, without a launch"
             yield replace(_product([x, y], each, Decision(choice, problem, None), limits, trips), many=how)
         return
-    structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in types]
-    composed = jax.make_jaxpr(partial(many.compose, **params))(*structs)
-    for pair, (inner, given, _) in zip(zip(*many.halves(avals), strict=True), _walk(composed.jaxpr, 1), strict=True):
-        for product in _products(inner, given, platform, limits, trips):
-            text, why = " x ".join(map(_type, pair)), f"by itself: {choice.why} ({choice.rule})"
-            yield replace(product, operands=text, many=why)
+    composed = _composed(partial(many.compose, **params), types, platform, limits, trips)
+    for x, y, product in zip(*many.halves(avals), composed, strict=True):
+        why = f"by itself: {choice.why} ({choice.rule})"
+        yield replace(product, operands=f"{_type(x)} x {_type(y)}", many=why)
 
 
 def _product(

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from group_cases import FORMS, KINDS, Grouped
-from oracle import poison
+from group_cases import FORMS, KINDS, Grouped, run
 
 import jaxgemm
 
@@ -43,15 +42,6 @@ def compiled(p, kernel, function=None, arrays=None):
     return lowered.compile(), bool(called) and group_cases.fused(p, lowered.as_text())
 
 
-def run(program, p, arrays=None):
-    """The result, twice with the same bits, in memory that held something else."""
-    arrays = group_cases.on_device(p.arrays if arrays is None else arrays)
-    poison([p.shape], p.out)
-    first, again = (np.asarray(program(arrays)) for _ in range(2))
-    assert first.tobytes() == again.tobytes()
-    return first
-
-
 @each_form
 @each_kernel
 def test_sizes_of_every_kind(kernel, every, form, rng):
@@ -62,6 +52,16 @@ def test_sizes_of_every_kind(kernel, every, form, rng):
         for kind in KINDS:
             q = replace(p, sizes=group_cases.sizes(rng, kind, groups, shape[0])).spoilt()
             q.check(run(program, q), exact=exact, kernel=kernel)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 16, 24), (5, 0, 24), (5, 16, 0), (0, 0, 0)])
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@each_form
+def test_nothing_to_compute(platform, form, m, k, n, rng):
+    for groups in (1, 3):
+        p = Grouped.random(rng, form, (m, k, n), group_cases.sizes(rng, "above", groups, m), TYPES[0])
+        with jax.default_device(jax.devices(platform)[0]):
+            assert not np.asarray(jax.jit(lambda a, p=p: p.call(a, "auto"))(group_cases.on_device(p.arrays))).any()
 
 
 @each_form
@@ -185,13 +185,44 @@ def test_groups_are_isolated(kernel, every, form, rng):
 
 
 @pytest.mark.gpu
-@each_form
-def test_aligned_rows_take_no_temporaries(form):
+@pytest.mark.parametrize("of", ["result", "lhs", "rhs"])
+@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
+def test_aligned_rows_take_no_temporaries(kernel, of):
     m, k, n, groups = 4096, 1024, 2048, 8
-    p = Grouped.random(np.random.default_rng(0), form, (m, k, n), np.full(groups, m // groups, np.int32), TYPES[0])
-    for kernel in ("auto", *KERNELS):
-        program, _ = compiled(p, kernel)
-        assert program.memory_analysis().temp_size_in_bytes <= 1 << 20
+    x, w, ct = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((m, k), (groups, k, n), (m, n)))
+    sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+
+    def product(x, w, sizes):
+        return jaxgemm.ragged_dot(x, w, sizes, kernel=kernel)
+
+    def to_lhs(ct, w, sizes):
+        return jax.linear_transpose(lambda x: product(x, w, sizes), x)(ct)
+
+    def to_rhs(ct, x, sizes):
+        return jax.linear_transpose(lambda w: product(x, w, sizes), w)(ct)
+
+    function, operands = {"result": (product, (x, w)), "lhs": (to_lhs, (ct, w)), "rhs": (to_rhs, (ct, x))}[of]
+    with guards.counted() as called:
+        lowered = jax.jit(function).lower(*operands, sizes)
+    assert len(called) == 1, "XLA's products need more"
+    assert lowered.compile().memory_analysis().temp_size_in_bytes <= 1 << 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_captured_graph_reads_sizes_anew(kernel, rng):
+    """XLA captures a program of so many calls, and replays it."""
+    products = [
+        Grouped.random(rng, form, shape, np.zeros(groups, np.int32), TYPES[0])
+        for *shape, groups in (ALIGNED[0], UNALIGNED[1], ALIGNED[3])
+        for form in FORMS
+    ]
+    program = jax.jit(lambda all_arrays: [p.call(x, kernel) for p, x in zip(products, all_arrays, strict=True)])
+    for kind in (*KINDS, *KINDS):
+        given = [replace(p, sizes=group_cases.sizes(rng, kind, len(p.sizes), len(p.lhs))).spoilt() for p in products]
+        results = program([group_cases.on_device(p.arrays) for p in given])
+        for p, result in zip(given, results, strict=True):
+            p.check(np.asarray(result), exact=True, kernel=kernel)
 
 
 # --- The cases --------------------------------------------------------------------------------------------------
@@ -229,5 +260,5 @@ def test_a_wrong_result_is_found(form, rng):
     for at in ((2, 3, 4), (1, 0, 0)) if form == "sums" else ((7, 4), (30, 0)):  # of a group, and of none
         wrong = sound.copy()
         wrong[at] += 0.01
-        with pytest.raises(AssertionError, match="off, first at|not zero"):
+        with pytest.raises(AssertionError, match=r"off, first at|not zero"):
             p.check(wrong, exact=True)

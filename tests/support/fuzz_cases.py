@@ -88,36 +88,36 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
     weights = np.append(weights, weights.sum() / 4)
     at = rng.choice(len(weights), p=weights / weights.sum())
     row = rows[at] if at < len(rows) else None
-    types = tuple(_one(rng, row.types if row else _every_type(rows)))
+    types = tuple(one(rng, row.types if row else _every_type(rows)))
     if rng.random() < (0.3 if row is None or row.gated else 0.03) and not types[0].endswith("int8"):
         return _gated(rng, row.name if row else "auto", types)
     batches = _batches(rng)
     shape = _extents(rng, math.prod(np.broadcast_shapes(*batches)), thin=row is not None and row.name == "gemv")
     case = Case(row.name if row else "auto", types, shape, batches)
     stored = tuple(_order(rng, len(batch) + 2) for batch in batches)
-    case = _epilogue(rng, replace(case, layout=_one(rng, cases.LAYOUTS), stored=stored))
+    case = _epilogue(rng, replace(case, layout=one(rng, cases.LAYOUTS), stored=stored))
     if row and row.options and rng.random() < 0.4:
         names = rng.permutation(list(row.options))[: rng.integers(1, 4)]
         free = (*cases.FREE_OPTION_VALUES, *range(4, 16))
-        case = replace(case, options=tuple((str(x), int(_one(rng, row.options[x] or free))) for x in sorted(names)))
+        case = replace(case, options=tuple((str(x), int(one(rng, row.options[x] or free))) for x in sorted(names)))
     if (row is None or row.batch_invariant or row.pins) and rng.random() < 0.1:
         case = replace(case, batch_invariant=True)
-    special = None if case.integer or rng.random() < 0.7 else _one(rng, ("row", "column", "member", "elements"))
+    special = None if case.integer or rng.random() < 0.7 else one(rng, ("row", "column", "member", "elements"))
     if case.activation not in (None, "relu") and special in ("column", "elements"):
         special = "row"  # what becomes of infinity is the activation's own affair
     return replace(case, special=special, guarded=bool(rng.random() < 0.6))
 
 
 def _gated(rng: np.random.Generator, kernel: str, types: Any) -> Case:
-    activation = _one(rng, (None, *cases.ACTIVATIONS))
+    activation = one(rng, (None, *cases.ACTIVATIONS))
     shape = _extents(rng, 2, thin=False)
-    rows = _one(rng, ((), (1,), (3,)))
+    rows = one(rng, ((), (1,), (3,)))
     shape = (shape[0] if rows != (3,) else max(shape[0] // 3, 1), *shape[1:])
     case = Case(kernel, types, shape, (rows, ()), activation=activation, gated=True)
     return replace(case, guarded=bool(rng.random() < 0.6))
 
 
-def _one(rng: np.random.Generator, choices: Any) -> Any:
+def one(rng: np.random.Generator, choices: Any) -> Any:
     return choices[rng.integers(len(choices))]
 
 
@@ -125,24 +125,24 @@ def _every_type(rows: list[jaxgemm.Kernel]) -> list[Any]:
     return sorted({types for row in rows for types in row.types})
 
 
-def _about(rng: np.random.Generator, low: float, high: float) -> int:
+def about(rng: np.random.Generator, low: float, high: float) -> int:
     """Uniform in the logarithm."""
     return int(low * (high / low) ** rng.random())
 
 
 def _extents(rng: np.random.Generator, batch: int, *, thin: bool) -> tuple[int, int, int]:
-    extents = [_about(rng, 1, 2000) for _ in range(3)]
+    extents = [about(rng, 1, 2000) for _ in range(3)]
     kind = rng.random()
     if kind < 0.15:  # one extent far longer than the others
-        extents = [_about(rng, 1, 130) for _ in range(3)]
-        extents[rng.integers(3)] = _about(rng, 2000, 60000)
+        extents = [about(rng, 1, 130) for _ in range(3)]
+        extents[rng.integers(3)] = about(rng, 2000, 60000)
     elif kind < 0.3 or (thin and kind < 0.95):
         extents[rng.integers(2)] = int(rng.integers(1, 9))
     for i in range(3):
         near = rng.random()
         if near < 0.35:  # whole vectors and tiles, and one off
-            unit = _one(rng, (8, 16, 64, 128))
-            extents[i] = max(-(-extents[i] // unit) * unit + (0 if near < 0.25 else _one(rng, (-1, 1))), 1)
+            unit = one(rng, (8, 16, 64, 128))
+            extents[i] = max(-(-extents[i] // unit) * unit + (0 if near < 0.25 else one(rng, (-1, 1))), 1)
     while True:
         m, n, k = extents
         if m * n * k * batch <= MOST and max(m * n, m * k, k * n) * batch <= LARGEST:
@@ -155,10 +155,10 @@ def _extents(rng: np.random.Generator, batch: int, *, thin: bool) -> tuple[int, 
 
 
 def _batches(rng: np.random.Generator) -> Batches:
-    x, y, z = _about(rng, 1, 24), int(rng.integers(1, 6)), int(rng.integers(1, 4))
+    x, y, z = about(rng, 1, 24), int(rng.integers(1, 6)), int(rng.integers(1, 4))
     forms = (((x,), (x,)), ((x,), ()), ((), (x,)), ((1,), (x,)), ((y, z), (y, z)), ((y, 1), (1, z)), ((1, z), (y, 1)))
     forms += (((y, z), (z,)), ((z,), (y, z)), ((y, z, 2), (y, 1, 2)), ((0,), (0,)))
-    return _one(rng, forms) if rng.random() < 0.4 else ((), ())
+    return one(rng, forms) if rng.random() < 0.4 else ((), ())
 
 
 def _order(rng: np.random.Generator, rank: int) -> tuple[int, ...]:
@@ -168,14 +168,14 @@ def _order(rng: np.random.Generator, rank: int) -> tuple[int, ...]:
 
 
 def _epilogue(rng: np.random.Generator, case: Case) -> Case:
-    alpha, beta = _one(rng, cases.INTEGER_SCALINGS if case.integer else cases.SCALINGS)
+    alpha, beta = one(rng, cases.INTEGER_SCALINGS if case.integer else cases.SCALINGS)
     if rng.random() < 0.5:
         alpha, beta = 1, 0
-    activation = _one(rng, ("relu",) if case.integer else cases.ACTIVATIONS) if rng.random() < 0.3 else None
+    activation = one(rng, ("relu",) if case.integer else cases.ACTIVATIONS) if rng.random() < 0.3 else None
     traced = not case.integer and rng.random() < 0.05
     wider = ("float32", "bfloat16", "float16", "float64")
     if not case.integer and rng.random() < 0.05:  # a result that no kernel need write
-        case = replace(case, types=(*case.types[:2], _one(rng, wider), case.types[3]))
+        case = replace(case, types=(*case.types[:2], one(rng, wider), case.types[3]))
     bias = bool(rng.random() < 0.3)
     return replace(case, alpha=alpha, beta=beta, bias=bias, activation=activation, traced=traced)
 
@@ -200,7 +200,7 @@ def operands(case: Case, rng: np.random.Generator, *, special: bool) -> Product 
         if case.special == "row":
             a[..., row, :] = np.nan
         elif case.special == "column":
-            b[..., :, column] = _one(rng, (np.inf, -np.inf))
+            b[..., :, column] = one(rng, (np.inf, -np.inf))
         elif case.special == "member":
             a[(*(rng.integers(s) for s in a.shape[:-2]), ...)] = np.nan
         else:
@@ -270,21 +270,29 @@ def fuzz(case: Case, numbers: Any) -> str:
     ours = bool(called) and (not case.gated or case.kernel != "auto" or len(called) == 1)  # two are rounded in between
     results = []
     for p, x in zip(given, arrays, strict=True):
-        first = execute(case, run, x, p)
-        results.append(first)
-        if guards.errors:
-            raise RuntimeError(f"guards: {guards.errors.pop()}")
-        if case.guarded and called and guards.wrote_outside(first):
-            raise AssertionError("wrote outside of its result or of its workspace")
-        check(case, p, first, ours=ours)
-        again = execute(case, run, x, p)
-        same_bits(first, again, "two runs")
+        results.append(twice(case, run, x, p, guarded=case.guarded and bool(called)))
+        check(case, p, results[-1], ours=ours)
     if case.batch_invariant and case.shape[0] > 1:
         fewer_rows(case, given[0], results[0], rng)  # a NaN's own bits may follow other rows
     return called[0] if called else "xla"
 
 
-def execute(case: Case, run: Callable[..., Any], arrays: dict[str, jax.Array], p: Product | Gated) -> np.ndarray:
+def twice(case: Any, run: Callable[..., Any], arrays: dict[str, jax.Array], p: Any, *, guarded: bool) -> np.ndarray:
+    """The result of two runs of a case of any kind.
+
+    Raises:
+        AssertionError: their bits differ or, if guarded, a kernel wrote where it must not.
+    """
+    first = execute(case, run, arrays, p)
+    if guards.errors:
+        raise RuntimeError(f"guards: {guards.errors.pop()}")
+    if guarded and guards.wrote_outside(first):
+        raise AssertionError("wrote outside of its result or of its workspace")
+    same_bits(first, execute(case, run, arrays, p), "two runs")
+    return first
+
+
+def execute(case: Any, run: Callable[..., Any], arrays: dict[str, jax.Array], p: Any) -> np.ndarray:
     """One run, in memory that held something else."""
     if not case.guarded:
         poison([p.shape], p.out)

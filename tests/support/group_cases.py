@@ -6,7 +6,7 @@ the operands hold there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from oracle import Gated, Product, coarser, compare, dtype_of, finite, random
+from oracle import Gated, Product, coarser, compare, dtype_of, finite, poison, random
 
 import jaxgemm
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.grouped import choose
+from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
+from jaxgemm.primitive import call
+from jaxgemm.problem import Problem
+from jaxgemm.select import candidates, configuration, resolve
 
 #: Rows times weights (held, k, n); the same with weights (held, n, k); and a sum over each group's rows.
 FORMS = ("rows", "transposed", "sums")
@@ -126,7 +132,7 @@ class Grouped:
         """Random operands; shape is m, k, n, and types those of the operands and of the result."""
         m, k, n = shape
         held = len(sizes) if held is None else held
-        weights = {"rows": (held, k, n), "transposed": (held, n, k), "sums": (m, n)}[form]
+        weights = weights_shape(form, shape, held)
         lhs, rhs = random(rng, (m, k), types[0]), random(rng, weights, types[0])
         row = random(rng, (held, n), types[1]) if bias else None
         up = None
@@ -159,6 +165,28 @@ class Grouped:
         if self.form == "rows":
             return jaxgemm.ragged_dot(x, w, sizes, bias=arrays.get("bias"), activation=self.activation, **keywords)
         return jaxgemm.ragged_dot_general(x, w, sizes, NUMBERS[self.form], **keywords)
+
+    @property
+    def problem(self) -> Problem:
+        """What a kernel is asked for."""
+        epilogue = Epilogue(has_bias=self.bias is not None, activation=self.activation)
+        shape, types = (*self.lhs.shape, self.shape[-1]), (self.lhs.dtype.name, self.out)
+        return problem(
+            self.form, shape, len(self.sizes), self.held, types, epilogue=epilogue, gated=self.up is not None
+        )
+
+    def launched(self, arrays: dict[str, Any], kernel: str, options: dict[str, int]) -> jax.Array:
+        """As ``call``, in one launch of a kernel with these options, which no public function takes.
+
+        Raises:
+            UnsupportedError: the kernel cannot.
+        """
+        config = configuration(find_kernel(kernel), tuple(options.items()))
+        choice = resolve(kernel, config, self.problem, device_for("cuda"))
+        if isinstance(choice, str):
+            raise UnsupportedError(choice)
+        arrays = {"offset": jnp.zeros(1, jnp.int32), **arrays}
+        return call(choice, self.problem, self.shape, [arrays[name] for name in OPERANDS if name in arrays])
 
     def _gradient(self, x: jax.Array, ct: jax.Array, sizes: jax.Array, keywords: dict[str, Any]) -> jax.Array:
         """Sums of some of the groups alone: only gradients of weights have these."""
@@ -229,6 +257,39 @@ def _check_part(part: Product | Gated, result: np.ndarray, kernel: str) -> None:
             compare(result, *part.reference(kernel)[:2])
 
 
+def weights_shape(form: str, shape: tuple[int, int, int], held: int) -> tuple[int, ...]:
+    """The shape of rhs, of a product of m, k, n."""
+    m, k, n = shape
+    return {"rows": (held, k, n), "transposed": (held, n, k), "sums": (m, n)}[form]
+
+
+def problem(
+    form: str,
+    shape: tuple[int, int, int],
+    groups: int,
+    held: int,
+    types: tuple[str, str],
+    *,
+    epilogue: Epilogue,
+    gated: bool,
+) -> Problem:
+    """What a kernel is asked for by a product of ``Grouped``, of which sizes and numbers are no part."""
+    lhs, rhs = (jax.ShapeDtypeStruct(s, dtype_of(types[0])) for s in (shape[:2], weights_shape(form, shape, held)))
+    sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+    asked = {"sums": form == "sums", "transposed": form == "transposed", "held": held, "out": dtype_of(types[1])}
+    return choose.problem(lhs, rhs, sizes, **asked, epilogue=epilogue, gated=gated)
+
+
+def configurations(kernel: str, problem: Problem) -> list[dict[str, int]]:
+    """All options with which a kernel can compute a problem, those too that its model takes only if asked to; none on a
+    machine whose library has no such kernel.
+    """
+    row, device = find_kernel(kernel), device_for("cuda")
+    fixed = [configuration(row, (("tile_m", rows),)) for rows in row.options["tile_m"] if rows]
+    found = [c for config in fixed for c in candidates(row, config, problem, device)]
+    return [dict(zip(row.options, c.config, strict=True)) for c in found]
+
+
 def together(products: list[Grouped], mapped: tuple[str, ...], kernel: str) -> tuple[Any, dict[str, np.ndarray]]:
     """A batch of products that differ in the operands that are named: the function, and its operands."""
     first = products[0]
@@ -249,6 +310,19 @@ def fused(p: Grouped, text: str) -> bool:
     wanted += ["has_bias = true"] if p.bias is not None else []
     wanted += [f'activation = "{p.activation}"'] if p.activation else []
     return all(part in text for part in wanted)
+
+
+def run(program: Callable[..., jax.Array], p: Grouped, arrays: dict[str, np.ndarray] | None = None) -> np.ndarray:
+    """The result of a compiled product, by default of these operands: twice, and in memory that held something else.
+
+    Raises:
+        AssertionError: the bits differ.
+    """
+    given = on_device(p.arrays if arrays is None else arrays)
+    poison([p.shape], p.out)
+    first, again = (np.asarray(program(given)) for _ in range(2))
+    assert first.tobytes() == again.tobytes(), "two runs differ"
+    return first
 
 
 def on_device(arrays: dict[str, np.ndarray]) -> dict[str, jax.Array]:

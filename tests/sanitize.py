@@ -235,7 +235,7 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
 
 
 def grouped_calls(rng: Any) -> Iterator[tuple[str, Any, dict[str, int]]]:
-    """A label, a product of groups, and options of sm90: all that there are for aligned rows, half of them for others."""
+    """A label, a product of groups, and options of sm90: all there are for aligned rows, half of them for others."""
     from group_cases import KINDS, Grouped, configurations, sizes
 
     kinds = itertools.cycle(KINDS)

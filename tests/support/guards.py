@@ -27,12 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgemm._runtime import GATED_TARGET, MANY_TARGET, TARGET, ffi
+from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, TARGET, ffi
 
 #: Bytes before and after every buffer. Whole multiples of what XLA aligns buffers to, so that the inner part is aligned
 #: as a buffer of its own would be.
 MARGIN = 4096
 PREFIX = "guarded_"
+#: The calls that are guarded.
+TARGETS = (TARGET, GATED_TARGET, GROUPED_TARGET, GROUPED_GATED_TARGET, MANY_TARGET)
 #: What all of a result is where a kernel wrote outside of it; exact in every type.
 SENTINEL = {"f": -12288.0, "i": -559038737}
 
@@ -213,7 +215,7 @@ def counted(*, poisoned: bool = False) -> Iterator[list[str]]:
     original, called = jax.ffi.ffi_call, []
 
     def ffi_call(target: str, results: Any, **keywords: Any) -> Any:
-        if target not in (TARGET, GATED_TARGET, MANY_TARGET):
+        if target not in TARGETS:
             return original(target, results, **keywords)
 
         def call(*operands: Any, **attributes: Any) -> Any:

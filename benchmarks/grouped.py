@@ -26,8 +26,6 @@ NUMBERS = {
     "d lhs": lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0]),
     "d rhs": lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], []),
 }
-#: The gated pair of grouped products, where there is one.
-RAGGED_GATED: Any = getattr(jaxgemm, "ragged_gated", None)
 #: Rows, columns and groups of a result that are compared with float64.
 SAMPLED = 16
 #: The path that reads the rows and the weights of as many groups as have any, and the shape of what it writes.
@@ -93,26 +91,16 @@ class Layer:
         weights counts, as many of them as have rows.
         """
         keys = jax.random.split(jax.random.key(seed), len(self.shapes))
-        a, b, *up = (self._normal(key, shape) for key, shape in zip(keys, self.shapes, strict=True))
+        made = [_normal(key, shape, self.dtype) for key, shape in zip(keys, self.shapes, strict=True)]
+        scale = jnp.asarray(self.k**-0.5, self.dtype)
+        a, b, *up = (x * scale if x.ndim == 3 else x for x in made)
         read = [b[: np.count_nonzero(self.sizes)]] if self.decodes else []
         return a, b, jnp.asarray(self.sizes), *up, *read
-
-    def _normal(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-            return jax.random.normal(key, shape, self.dtype)
-
-        if len(shape) == 2:
-            return normal(key, shape)
-        scale = jnp.asarray(self.k**-0.5, self.dtype)
-        of_group = partial(normal, shape=shape[1:])  # one at a time: random numbers take more memory than they fill
-        weights = jax.jit(lambda keys: lax.map(lambda key: scale * of_group(key), keys))
-        made: jax.Array = weights(jax.random.split(key, shape[0]))
-        return made
 
     def ours(self, kernel: str) -> Function:
         """The function by a kernel."""
         if self.form == "gated":
-            pair = partial(RAGGED_GATED, activation="silu", kernel=kernel)
+            pair = partial(jaxgemm.ragged_gated, activation="silu", kernel=kernel)
             return lambda x, gate, sizes, up: pair(x, gate, up, sizes)
         dot = partial(jaxgemm.ragged_dot_general, kernel=kernel)
         return lambda a, b, sizes, *_: dot(a, b, sizes, NUMBERS[self.form])
@@ -162,6 +150,15 @@ class Layer:
         return (groups[:, None, None], k[:, None], n[None]), want
 
 
+@partial(jax.jit, static_argnums=(1, 2))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    """Normal numbers; those of weights are made one group after the other, as that takes more memory than they fill."""
+    if len(shape) == 2:
+        return jax.random.normal(key, shape, dtype)
+    found: jax.Array = lax.map(lambda key: jax.random.normal(key, shape[1:], dtype), jax.random.split(key, shape[0]))
+    return found
+
+
 def gated_by(dot: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
     """A gated pair as it is written with two products."""
     x, gate, sizes, up = operands
@@ -185,7 +182,7 @@ LAYERS = {
     "grouped": (
         *(Layer(form, *size) for size in SIZES for form in NUMBERS),
         *(Layer(form, *size, equal=True) for size in (SIZES[0], SIZES[-1]) for form in NUMBERS),
-        *(Layer("gated", *size) for size in GATED if RAGGED_GATED),
+        *(Layer("gated", *size) for size in GATED),
     )
 }
 KERNELS = ("auto",)

@@ -103,7 +103,6 @@ def test_epilogues(kernel, every, bias, activation, rng):
         p.check(run(program, p), exact=exact, kernel=kernel)
 
 
-@pytest.mark.skipif(not hasattr(jaxgemm, "ragged_gated"), reason="there are no gated pairs of grouped products")
 @pytest.mark.parametrize("activation", [None, "silu", "gelu"])
 @each_kernel
 def test_gated_pairs(kernel, every, activation, rng):

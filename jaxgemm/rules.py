@@ -245,6 +245,7 @@ GROUPED_ONE_LAUNCH = Reason(
     "grouped-one-launch", "one launch expects to take no longer than a dense product for each group"
 )
 GROUPED_DENSE = Reason("grouped-dense", "a dense product for each group should take less")
+GROUPED_NOTHING = Reason("nothing-to-multiply", "there is nothing to multiply, and so no launch of a kernel")
 GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")
 
 #: How many products of different shapes are computed.
@@ -255,5 +256,5 @@ MANY_MISSING = Reason("no-many-form", "no kernel that may run here has a form fo
 #: All that decides and is no rule: these need what their caller knows.
 REASONS = (
     *(BY_NAME, SYMBOLIC, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
-    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_MISSING, MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
+    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_NOTHING, GROUPED_MISSING, MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
 )

@@ -79,6 +79,9 @@ def choose(
         rows = [find_kernel(kernel)]
         if not rows[0].grouped:
             raise UnsupportedError(f"kernel '{kernel}' has no grouped form")
+    assert problem.groups is not None
+    if 0 in (problem.m, problem.n, problem.k, *problem.batch, problem.groups.count):
+        return Choice(None, (), 0, rules.GROUPED_NOTHING.says, rule=rules.GROUPED_NOTHING.name)
     reasons = [] if rows else [f"no kernel for {device.platform} has a grouped form"]
     for row in rows:
         reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from jaxgemm.measure.case import Case, make_inputs
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))
 
-from ladder_textbook import build, parse, register  # noqa: E402
+from ladder_textbook import parse  # noqa: E402
+from moving import TARGET, ready  # noqa: E402
 from paths import sets_of_operands  # noqa: E402
 from run import collect  # noqa: E402
 
@@ -45,64 +45,12 @@ SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
 #: Programs by whose time that of XLA's faster path is divided.
 RATIOS = ("move", "auto", "sm90")
 
-#: Every thread reads four vectors of 16 bytes; results are as many whole vectors as the product's.
-SOURCE = r"""
-#include <cuda_runtime.h>
-
-#include "xla/ffi/api/ffi.h"
-
-namespace {
-
-namespace ffi = xla::ffi;
-constexpr int kThreads = 256, kEach = 4;
-
-__device__ unsigned mixed(uint4 x) { return x.x ^ x.y ^ x.z ^ x.w; }
-
-__global__ void __launch_bounds__(kThreads)
-    move(const uint4* a, const uint4* b, uint4* d, long of_a, long of_all, long of_d) {
-  const long first = long(blockIdx.x) * kThreads * kEach + threadIdx.x, threads = long(gridDim.x) * kThreads;
-  uint4 x[kEach] = {};
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const long at = first + i * kThreads;
-    if (at < of_all) x[i] = __ldcs(at < of_a ? a + at : b + (at - of_a));
-  }
-  unsigned sum = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) sum ^= mixed(x[i]);
-  // Every result depends on what was read; threads that have none write where no reading ends.
-  for (long at = long(blockIdx.x) * kThreads + threadIdx.x; at < of_d; at += threads) {
-    d[at] = make_uint4(sum, x[0].x, x[1].y, x[2].z);
-  }
-  if (long(blockIdx.x) * kThreads >= of_d && sum == 0x9e3779b9u) d[0] = x[3];
-}
-
-ffi::Error launch(cudaStream_t stream, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> d) {
-  const long of_a = a.size_bytes() / 16, of_all = of_a + b.size_bytes() / 16, of_d = d->size_bytes() / 16;
-  const long blocks = (of_all + kThreads * kEach - 1) / (kThreads * kEach);
-  move<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(a.untyped_data()),
-                                        static_cast<const uint4*>(b.untyped_data()),
-                                        static_cast<uint4*>(d->untyped_data()), of_a, of_all, of_d);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(cudaGetErrorString(error));
-}
-
-}  // namespace
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(floor_move, launch,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>());
-"""
-
 
 def programs(case: Case, paths: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What is timed together."""
     result = jax.eval_shape(case.xla, *case.operands)
     out = {
-        "move": jax.jit(jax.ffi.ffi_call("floor_move", result)),
+        "move": jax.jit(jax.ffi.ffi_call(TARGET, result)),
         **{name: jax.jit(functools.partial(case.ours, kernel=name)) for name in ("auto", "sm90")},
         **{f"xla {name}": jax.jit(case.xla, compiler_options=options or None) for name, options in paths.items()},
     }
@@ -121,19 +69,18 @@ def measure(runner: bench.Bench, case: Case) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, measure, write and print."""
     parser, results, runner = parse(__doc__, arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            register(build(Path(folder), runner.device, SOURCE), ["floor_move"])
-        except RuntimeError as error:
-            parser.error(str(error))
-        document = report.document(runner, [], suite="floors")
-        cases = [Case(m, n, k, "bfloat16", batch=batch) for m, n, k, batch in SHAPES]
-        rows = collect(
-            "floors",
-            cases,
-            lambda case: [measure(runner, case)],
-            lambda rows: report.write(results / "floors.json", {**document, "rows": rows}),
-        )
+    try:
+        ready(runner.device)
+    except RuntimeError as error:
+        parser.error(str(error))
+    document = report.document(runner, [], suite="floors")
+    cases = [Case(m, n, k, "bfloat16", batch=batch) for m, n, k, batch in SHAPES]
+    rows = collect(
+        "floors",
+        cases,
+        lambda case: [measure(runner, case)],
+        lambda rows: report.write(results / "floors.json", {**document, "rows": rows}),
+    )
     names = list(rows[0]["us"])
     lines = [
         [row["problem"], *(f"{row['us'][name]:.2f}" for name in names), *(f"{row['ratios'][x]:.3f}" for x in RATIOS)]

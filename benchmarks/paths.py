@@ -1,8 +1,9 @@
-"""What is measured side by side: a function by kernels of ours, and by XLA's paths."""
+"""What is measured side by side: a function by kernels of ours, by XLA's paths, and by others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,7 +32,8 @@ def measure(
     problem: str,
     found: dict[str, tuple[Function, dict[str, Any]]],
     inputs: Sequence[tuple[jax.Array, ...]],
-    error: Callable[[jax.Array, Sequence[jax.Array]], float],
+    error: Callable[[Any, Sequence[jax.Array]], float | None],
+    others: Mapping[str, Callable[[], timing.Program]] | None = None,
 ) -> list[dict[str, Any]]:
     """One row a path, with XLA's faster path's time over this one's.
 
@@ -41,14 +43,16 @@ def measure(
         found: as :func:`forms` finds them; they take turns.
         inputs: sets of operands, which take turns.
         error: of a result and its operands.
+        others: what makes programs that are not JAX's, by the names of their rows.
     """
     programs: dict[str, timing.Program] = {}
+    makers = {name: partial(_compiled, *of, inputs[0]) for name, of in found.items()} | dict(others or {})
     rows: dict[str, dict[str, Any]] = {
-        name: {"problem": problem, "path": name, "ratio": None, "message": ""} for name in found
+        name: {"problem": problem, "path": name, "ratio": None, "message": ""} for name in makers
     }
-    for name, (function, options) in found.items():
+    for name, make in makers.items():
         try:
-            program = jax.jit(function, compiler_options=options or None).lower(*inputs[0]).compile()
+            program = make()
             rows[name]["error"] = error(program(*inputs[0]), inputs[0])
             programs[name] = program
         except Exception as failure:
@@ -61,12 +65,18 @@ def measure(
     return list(rows.values())
 
 
+def _compiled(function: Function, options: dict[str, Any], operands: Sequence[jax.Array]) -> timing.Program:
+    program: timing.Program = jax.jit(function, compiler_options=options or None).lower(*operands).compile()
+    return program
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     """A row for a table with a column for what is measured, and then COLUMNS."""
     if row["message"]:
         return [row["problem"], row["path"], row["message"], *["-"] * (len(COLUMNS) - 2)]
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
-    return [row["problem"], row["path"], f"{row['us']:.1f}", str(row["launches"]), ratio, f"{row['error']:.1e}"]
+    error = "-" if row["error"] is None else f"{row['error']:.1e}"
+    return [row["problem"], row["path"], f"{row['us']:.1f}", str(row["launches"]), ratio, error]
 
 
 COLUMNS = ("path", "us", "launches", "ratio", "error")

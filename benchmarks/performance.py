@@ -152,6 +152,25 @@ def of_paths(rows: Sequence[Row]) -> str:
     return markdown(["", *(f"{path}, µs" for path in paths), "XLA's faster / auto"], table)
 
 
+def grouped(content: Row) -> str:
+    """Products of groups: ours beside XLA's faster path, torch's, and reading the weights alone."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in content["rows"]:
+        found.setdefault(row["problem"], {})[row["path"]] = row
+    table = []
+    for name, of in found.items():
+        us = {path: row["us"] for path, row in of.items() if row.get("us")}
+        ours = us.get("jaxgemm auto")
+        xla = min((time for path, time in us.items() if path.startswith("XLA")), default=None)
+        others = [xla, *(us.get(path) for path in ("jaxgemm two products", "torch", "reading weights"))]
+        ratios = [time / ours if time and ours else None for time in others]
+        speed = f"{of['jaxgemm auto']['tflops']:.0f}" if ours else "-"
+        table.append((name, _us(ours), speed, *map(_us, others), *map(_ratio, ratios)))
+    names = ("XLA's faster", "two of ours", "torch", "reading")
+    columns = ("m × n × k", "`auto`, µs", "TFLOP/s", *(f"{x}, µs" for x in names), *(f"{x} / `auto`" for x in names))
+    return markdown(columns, table)
+
+
 def chains(content: Row) -> str:
     """Chains of products in one program."""
     columns = ("chain", "path", "wall, µs", "results kept in place, µs", "kernels, µs", "launches")
@@ -283,6 +302,18 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
 )
 
 
+def _grouped_tables() -> list[tuple[str, Path, str, Callable[[Row], str]]]:
+    """One for each device that suite `grouped` has been measured on."""
+    files = sorted(folder / "grouped.json" for folder in RESULTS.glob("nvidia-*"))
+    text = (
+        "Rows in groups, each times its group's weights (forward), and both gradients, by `jaxgemm.ragged_dot`;\n"
+        "beside `lax.ragged_dot` and `torch._grouped_mm`. Gated ones are by `ragged_gated`, beside two grouped\n"
+        "products of ours and what follows them. Unequal groups are cut at random. Reading is of the rows, and of\n"
+        "the weights of groups that have rows, without any product."
+    )
+    return [("Products of groups", file, text, grouped) for file in files if file.exists()]
+
+
 def page() -> str:
     """docs/performance.md."""
     sections = [_HEAD]
@@ -296,7 +327,7 @@ def page() -> str:
         f"![{name}: speed over XLA's faster path, and share of the roofline, by product]({name}.svg)" for name in PLOTS
     )
     sections.append(charts)
-    for title, file, text, table in TABLES:
+    for title, file, text, table in (*TABLES, *_grouped_tables()):
         content = report.load(file)
         sources = content.get("sources", {"": content})
         dates = "; ".join(f"{name}: {when(about)}".removeprefix(": ") for name, about in sources.items())

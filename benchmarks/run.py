@@ -1,6 +1,7 @@
 """Runs suites of shapes.py and keeps their results: python benchmarks/run.py sgemm bf16 chain
 
-Results go to benchmarks/results/<device>/<suite>.json, written anew after every product, so that a run that
+Suite `grouped` is of grouped products and their gradients, beside torch's where that is installed. Results go to
+benchmarks/results/<device>/<suite>.json, written anew after every product, so that a run that
 is interrupted leaves what it had. Each begins with what it was measured with, and has a line for each product. Chains
 are in chains.json, and the suites that rules of `auto` were read off in rules.json.
 """
@@ -23,6 +24,7 @@ sys.path.append(str(_HERE))
 
 import chain  # noqa: E402
 import gated_layers  # noqa: E402
+import grouped  # noqa: E402
 import programs  # noqa: E402
 from chain import CHAINS  # noqa: E402
 from gated_layers import LAYERS  # noqa: E402
@@ -73,6 +75,7 @@ class Table(NamedTuple):
     items: Sequence[Any]
     title: str
     kernels: Sequence[str]  # measured on a GPU unless others are asked for
+    on_cpu: Sequence[str] | None = None  # the same on a CPU, if these are not the usual ones
 
 
 def _table(name: str) -> Table:
@@ -81,6 +84,9 @@ def _table(name: str) -> Table:
     if name in LAYERS:
         title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
         return Table(gated_layers, LAYERS[name], title, gated_layers.KERNELS)
+    if name in grouped.LAYERS:
+        title = "Products of groups of rows, and their gradients"
+        return Table(grouped, grouped.LAYERS[name], title, grouped.KERNELS, on_cpu=("auto",))
     return Table(programs, PROGRAMS[name], "What models write, beside the same by jnp", programs.KERNELS)
 
 
@@ -98,17 +104,20 @@ def run_table(name: str, runner: bench.Bench, kernels: Sequence[str], folder: Pa
 
 
 def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> list[str]:
-    if asked or runner.device.platform == "cpu":
-        return list(asked or runner.default_kernels())
+    if asked:
+        return list(asked)
+    of = SUITES.get(suite) or _table(suite)
+    if runner.device.platform == "cpu":
+        return list(getattr(of, "on_cpu", None) or runner.default_kernels())
     known = {"auto", "xla", *(kernel.name for kernel in jaxgemm.kernels())}
-    kernels = (SUITES.get(suite) or _table(suite)).kernels
+    kernels = of.kernels
     return [name for name in kernels if name.partition(":")[0] in known]
 
 
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS])
+    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS, *grouped.LAYERS])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")

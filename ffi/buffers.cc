@@ -10,25 +10,6 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// False for an XLA type that is not in the table of element types.
-bool from_xla(int type, DType& out) {
-#define JAXGEMM_CASE(enumerator, name, bytes, accumulator, xla, host, device) \
-  case ffi::DataType::xla:                                                    \
-    out = DType::enumerator;                                                  \
-    return true;
-  switch (static_cast<ffi::DataType>(type)) {
-    JAXGEMM_ELEMENT_TYPES(JAXGEMM_CASE)
-    default:
-      return false;
-  }
-#undef JAXGEMM_CASE
-}
-
-Buffer buffer_of(const ffi::AnyBuffer& from) {
-  return {static_cast<int>(from.element_type()), static_cast<int64_t>(from.element_count()),
-          from.size_bytes(), from.untyped_data()};
-}
-
 // An operand of a call: what it is called, and its type.
 struct Operand {
   const char* name;
@@ -126,6 +107,24 @@ std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Op
 }
 
 }  // namespace
+
+bool from_xla(int type, DType& out) {
+#define JAXGEMM_CASE(enumerator, name, bytes, accumulator, xla, host, device) \
+  case ffi::DataType::xla:                                                    \
+    out = DType::enumerator;                                                  \
+    return true;
+  switch (static_cast<ffi::DataType>(type)) {
+    JAXGEMM_ELEMENT_TYPES(JAXGEMM_CASE)
+    default:
+      return false;
+  }
+#undef JAXGEMM_CASE
+}
+
+Buffer buffer_of(const ffi::AnyBuffer& from) {
+  return {static_cast<int>(from.element_type()), static_cast<int64_t>(from.element_count()),
+          from.size_bytes(), from.untyped_data()};
+}
 
 Buffers::Buffers(ffi::RemainingArgs args, ffi::RemainingRets rets)
     : operand_count(args.size()), result_count(rets.size()) {

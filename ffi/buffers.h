@@ -20,6 +20,10 @@ struct Buffer {
   size_t bytes = 0;
   void* data = nullptr;
 };
+Buffer buffer_of(const xla::ffi::AnyBuffer& from);
+// False for an XLA type that is not in the table of element types.
+bool from_xla(int type, DType& out);
+
 constexpr size_t kMaxOperands = 5, kMaxResults = 2;
 
 struct Buffers {

@@ -67,29 +67,6 @@ Status decode_matrix(const char* argument, std::span<const int64_t> wire, int64_
   return {};
 }
 
-Status decode_dims(std::span<const int64_t> dims, GemmProblem& p) {
-  constexpr const char* kNames[] = {"m", "n", "k", "outer batch", "inner batch"};
-  if (dims.size() != std::size(kNames)) {
-    return wrong(
-        join("attribute 'dims': expected 5 integers (m, n, k, outer batch, inner batch), got ", dims.size()));
-  }
-  for (size_t i = 0; i < dims.size(); ++i) {
-    if (dims[i] < 0)
-      return wrong(join("attribute 'dims': ", kNames[i], " must not be negative, got ", dims[i]));
-  }
-  p.m = dims[0];
-  p.n = dims[1];
-  p.k = dims[2];
-  p.batch[0] = dims[3];
-  p.batch[1] = dims[4];
-  if (!extent_fits({p.m, p.n, p.batch[0], p.batch[1]}) || !extent_fits({p.m, p.k}) ||
-      !extent_fits({p.k, p.n})) {
-    return wrong(join("attribute 'dims': an extent of m = ", p.m, ", n = ", p.n, ", k = ", p.k,
-                      ", batch = ", p.batch[0], " x ", p.batch[1], " passes 2^60 elements"));
-  }
-  return {};
-}
-
 Status decode_operands(const Attributes& attributes, GemmProblem& p) {
   if (Status s = decode_matrix("a", attributes.a, p.m, p.k, p.a); !s.ok()) return s;
   if (Status s = decode_matrix("b", attributes.b, p.k, p.n, p.b); !s.ok()) return s;
@@ -142,6 +119,39 @@ Status decode_epilogue(const Attributes& attributes, GemmProblem& p) {
   return {};
 }
 
+}  // namespace
+
+Status named_kernel(std::string_view name, const KernelEntry*& entry) {
+  entry = find_kernel(name);
+  if (entry) return {};
+  std::string names;
+  for (const auto& row : kernel_table()) names += join(names.empty() ? "" : ", ", row.name);
+  return wrong(join("attribute 'kernel': no kernel is named '", name, "'; there are ", names));
+}
+
+Status decode_dims(std::span<const int64_t> dims, GemmProblem& p) {
+  constexpr const char* kNames[] = {"m", "n", "k", "outer batch", "inner batch"};
+  if (dims.size() != std::size(kNames)) {
+    return wrong(
+        join("attribute 'dims': expected 5 integers (m, n, k, outer batch, inner batch), got ", dims.size()));
+  }
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] < 0)
+      return wrong(join("attribute 'dims': ", kNames[i], " must not be negative, got ", dims[i]));
+  }
+  p.m = dims[0];
+  p.n = dims[1];
+  p.k = dims[2];
+  p.batch[0] = dims[3];
+  p.batch[1] = dims[4];
+  if (!extent_fits({p.m, p.n, p.batch[0], p.batch[1]}) || !extent_fits({p.m, p.k}) ||
+      !extent_fits({p.k, p.n})) {
+    return wrong(join("attribute 'dims': an extent of m = ", p.m, ", n = ", p.n, ", k = ", p.k,
+                      ", batch = ", p.batch[0], " x ", p.batch[1], " passes 2^60 elements"));
+  }
+  return {};
+}
+
 Status check_config(const KernelEntry& entry, std::span<const int64_t> config) {
   if (config.empty()) return {};
   if (config.size() != entry.options.size()) {
@@ -160,8 +170,6 @@ Status check_config(const KernelEntry& entry, std::span<const int64_t> config) {
   return {};
 }
 
-}  // namespace
-
 int64_t required_elements(const Matrix& x, int64_t rows, int64_t cols, const int64_t (&batch)[2]) {
   if (rows == 0 || cols == 0 || batch[0] == 0 || batch[1] == 0) return 0;
   const int64_t lines = x.transposed ? cols : rows;
@@ -176,12 +184,7 @@ Status check_elements(const char* argument, int64_t got, int64_t expected) {
 
 Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& entry) {
   const Attributes& attributes = spec.attributes;
-  entry = find_kernel(attributes.kernel);
-  if (!entry) {
-    std::string names;
-    for (const auto& row : kernel_table()) names += join(names.empty() ? "" : ", ", row.name);
-    return wrong(join("attribute 'kernel': no kernel is named '", attributes.kernel, "'; there are ", names));
-  }
+  if (Status s = named_kernel(attributes.kernel, entry); !s.ok()) return s;
   p.a.dtype = spec.a;
   p.b.dtype = spec.b;
   p.d = spec.d;

@@ -40,19 +40,36 @@ struct Attributes {
   std::span<const int64_t> groups;  // of grouped calls only: form (1 rows, 2 sums), sizes, sizes batched
 };
 
-// Reads every attribute by read(name, field), which looks it up (in XLA's dictionary for the handler, in
-// Python's for the module) and returns what is wrong with it, or an empty string. `given` is the number of
-// attributes that the call has: one that is not read here is an error. Returns the first thing that is wrong,
-// or an empty string.
+// Reads attributes by read(name, field), which looks one up (in XLA's dictionary for the handler, in Python's
+// for the module) and returns what is wrong with it, or an empty string. Keeps the first thing that is wrong.
+template <typename Read>
+class AttributeReader {
+ public:
+  explicit AttributeReader(Read& read) : read_(read) {}
+
+  template <typename Field>
+  void operator()(const char* name, Field& field) {
+    ++count_;
+    if (std::string why = wrong_.empty() ? read_(name, field) : std::string(); !why.empty())
+      wrong_ = join("attribute '", name, "': ", why);
+  }
+  // What is wrong, or an empty string. `given` is the number of attributes that the call has: one that was
+  // not read is an error.
+  std::string wrong(size_t given) const {
+    if (!wrong_.empty() || given == count_) return wrong_;
+    return join("expected ", count_, " attributes, got ", given);
+  }
+
+ private:
+  Read& read_;
+  std::string wrong_;
+  size_t count_ = 0;
+};
+
+// Reads every attribute of a call, and returns what is wrong or an empty string.
 template <typename Read>
 std::string read_attributes(Attributes& to, size_t given, bool grouped, Read&& read) {
-  std::string wrong;
-  size_t count = 0;
-  const auto each = [&](const char* name, auto& field) {
-    ++count;
-    if (std::string why = wrong.empty() ? read(name, field) : std::string(); !why.empty())
-      wrong = join("attribute '", name, "': ", why);
-  };
+  AttributeReader each(read);
   each("kernel", to.kernel);
   each("dims", to.dims);
   each("a", to.a);
@@ -63,8 +80,7 @@ std::string read_attributes(Attributes& to, size_t given, bool grouped, Read&& r
   each("config", to.config);
   each("has_bias", to.has_bias);
   if (grouped) each("groups", to.groups);
-  if (wrong.empty() && given != count) wrong = join("expected ", count, " attributes, got ", given);
-  return wrong;
+  return each.wrong(given);
 }
 
 // A call that is not decoded: its attributes, the element types of its buffers, and whether it is of a gated
@@ -81,6 +97,12 @@ inline bool is_zero(double x) { return std::bit_cast<uint64_t>(x) << 1 == 0; }
 // Fills `problem` and `entry`, or returns what is wrong. Does not ask whether the kernel supports the
 // problem.
 Status decode_call(const CallSpec& spec, GemmProblem& problem, const KernelEntry*& entry);
+
+// The parts of it that calls of many products share: the kernel of that name; m, n, k and the batch of a
+// problem; and whether these are values of the kernel's options.
+Status named_kernel(std::string_view name, const KernelEntry*& entry);
+Status decode_dims(std::span<const int64_t> dims, GemmProblem& problem);
+Status check_config(const KernelEntry& entry, std::span<const int64_t> config);
 
 // How many elements a buffer needs so that every element of the operand lies in it.
 int64_t required_elements(const Matrix& x, int64_t rows, int64_t cols, const int64_t (&batch)[2]);

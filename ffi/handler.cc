@@ -12,6 +12,7 @@
 
 #ifdef JAXGEMM_CUDA
   #include "cuda/device_info.h"
+  #include "handler_many.h"
 #endif
 
 namespace jaxgemm {
@@ -125,23 +126,12 @@ ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
   return ffi::Error::Success();
 }
 
-// Whether this thread has initialized a call on a device. XLA asks at every execution of a program, so a call
-// is identified by the address at which XLA keeps its attributes. If XLA has since put the attributes of
-// another call there, that other call is taken for initialized, and prepared when it is executed.
-bool initialized_before(const WireAttributes& attributes, int32_t device) {
-  using Seen = std::pair<const void*, int32_t>;
-  static thread_local std::array<Seen, 1024> table;
-  const Seen call{attributes.attrs->names[0]->ptr, device + 1};
-  Seen& seen = table[(reinterpret_cast<uintptr_t>(call.first) >> 4) % table.size()];
-  return std::exchange(seen, call) == call;
-}
-
 // XLA does not capture the initialize stage, so per-device set-up belongs here. Attributes are decoded only
 // if this thread has not initialized the call.
 template <Target kTarget>
 ffi::Error initialize_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                            WireAttributes attributes) {
-  if (attributes.attrs->size == 0 || initialized_before(attributes, device)) return ffi::Error::Success();
+  if (initialized_before(attributes, device)) return ffi::Error::Success();
   Call call;
   return resolve_cuda<kTarget>(device, args, rets, attributes, call);
 }
@@ -188,6 +178,17 @@ JAXGEMM_HANDLERS(GroupedGated)
 
 }  // namespace
 
+#ifdef JAXGEMM_CUDA
+bool initialized_before(const WireAttributes& attributes, int32_t device) {
+  if (attributes.attrs->size == 0) return true;  // a call that is wrong, as executing it says
+  using Seen = std::pair<const void*, int32_t>;
+  static thread_local std::array<Seen, 1024> table;
+  const Seen call{attributes.attrs->names[0]->ptr, device + 1};
+  Seen& seen = table[(reinterpret_cast<uintptr_t>(call.first) >> 4) % table.size()];
+  return std::exchange(seen, call) == call;
+}
+#endif
+
 std::vector<Registration> registrations() {
   std::vector<Registration> out = {{"jaxgemm_gemm", "cpu", "execute", reinterpret_cast<void*>(kExecuteCpu)}};
 #ifdef JAXGEMM_CUDA
@@ -199,6 +200,7 @@ std::vector<Registration> registrations() {
   add("jaxgemm_gated_gemm", kInitializeGated, kExecuteGated);
   add("jaxgemm_grouped_gemm", kInitializeGrouped, kExecuteGrouped);
   add("jaxgemm_grouped_gated_gemm", kInitializeGroupedGated, kExecuteGroupedGated);
+  add_many_registrations(out);
 #endif
   return out;
 }

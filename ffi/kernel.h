@@ -85,6 +85,7 @@ struct KernelEntry {
   Options options = {};
   bool gated = false;            // runs gated problems too
   bool grouped = false;          // and grouped ones
+  bool many = false;             // runs many products of different shapes in one call
   bool tf32 = false;             // fp32 operands are rounded to TF32 on their way to the tensor cores
   bool deterministic = false;    // same bits on every run
   bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows
@@ -103,6 +104,14 @@ struct KernelEntry {
   Status (*prepare)(const GemmProblem&, int device) = nullptr;
   // Null in a build without CUDA.
   Status (*launch)(const GemmProblem&, const GemmBuffers&, const Executor&) = nullptr;
+
+  // The same for many products, in a kernel that runs them. There is one at least; all have the types, the
+  // transpositions and the config of the first, and neither batch nor epilogue. All get the same workspace.
+  std::string (*unsupported_many)(std::span<const GemmProblem>) = nullptr;
+  size_t (*workspace_many)(std::span<const GemmProblem>) = nullptr;
+  Status (*prepare_many)(std::span<const GemmProblem>, int device) = nullptr;
+  Status (*launch_many)(std::span<const GemmProblem>, std::span<const GemmBuffers>,
+                        const Executor&) = nullptr;
 };
 
 // Every row, in the order in which users see them.
@@ -113,5 +122,7 @@ const KernelEntry* find_kernel(std::string_view name);
 
 // Why the entry cannot run the problem on a device of this architecture (0 on CPU), or an empty string.
 std::string unsupported_reason(const KernelEntry&, const GemmProblem&, int arch);
+// The same for many products at once.
+std::string unsupported_many_reason(const KernelEntry&, std::span<const GemmProblem>, int arch);
 
 }  // namespace jaxgemm

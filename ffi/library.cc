@@ -11,6 +11,8 @@ extern "C" const jaxgemm::Library* jaxgemm_library() {
                                         .registrations = jaxgemm::registrations,
                                         .kernel_table = jaxgemm::kernel_table,
                                         .decode_call = jaxgemm::decode_call,
-                                        .unsupported_reason = jaxgemm::unsupported_reason};
+                                        .unsupported_reason = jaxgemm::unsupported_reason,
+                                        .decode_many = jaxgemm::decode_many,
+                                        .unsupported_many_reason = jaxgemm::unsupported_many_reason};
   return &library;
 }

@@ -9,6 +9,7 @@
 #include "check.h"
 #include "handler.h"
 #include "kernel.h"
+#include "many.h"
 
 namespace jaxgemm {
 
@@ -24,6 +25,8 @@ struct Library {
   std::span<const KernelEntry> (*kernel_table)();
   Status (*decode_call)(const CallSpec&, GemmProblem&, const KernelEntry*&);
   std::string (*unsupported_reason)(const KernelEntry&, const GemmProblem&, int arch);
+  Status (*decode_many)(const ManySpec&, std::vector<GemmProblem>&, const KernelEntry*&);
+  std::string (*unsupported_many_reason)(const KernelEntry&, std::span<const GemmProblem>, int arch);
 };
 
 }  // namespace jaxgemm

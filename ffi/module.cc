@@ -54,6 +54,7 @@ nb::list kernel_list() {
     row["options"] = options;
     row["gated"] = e.gated;
     row["grouped"] = e.grouped;
+    row["many"] = e.many;
     row["tf32"] = e.tf32;
     row["deterministic"] = e.deterministic;
     row["batch_invariant"] = e.batch_invariant;
@@ -77,28 +78,17 @@ DType parse_dtype(const std::string& name) {
   return found;
 }
 
-// A call as Python describes it: the attributes that jaxgemm/wire.py makes for XLA, read as the handler would
-// read them, and the element types of the buffers.
-class PythonCall {
+// Reads attributes that jaxgemm/wire.py makes for XLA as the handler would read them.
+class PythonAttributes {
  public:
-  PythonCall(const nb::dict& attributes, const std::vector<std::string>& dtypes, bool gated) {
-    if (dtypes.size() != 3) throw nb::value_error("dtypes: expected the types of a, b and d");
-    spec_.a = parse_dtype(dtypes[0]);
-    spec_.b = parse_dtype(dtypes[1]);
-    spec_.d = parse_dtype(dtypes[2]);
-    spec_.gated = gated;
-    spec_.grouped = attributes.contains("groups");
-    const auto look_up = [&](const char* name, auto& field) {
-      if (!attributes.contains(name)) return std::string("it is missing");
-      nb::object value = attributes[name];
-      kept_.push_back(value);
-      return read(value, field) ? std::string() : std::string("it has a wrong type");
-    };
-    wrong_ = read_attributes(spec_.attributes, attributes.size(), spec_.grouped, look_up);
-  }
+  explicit PythonAttributes(const nb::dict& attributes) : attributes_(attributes) {}
 
-  Status decode(GemmProblem& problem, const KernelEntry*& entry) const {
-    return wrong_.empty() ? library().decode_call(spec_, problem, entry) : Status{wrong_};
+  template <typename Field>
+  std::string operator()(const char* name, Field& field) {
+    if (!attributes_.contains(name)) return "it is missing";
+    nb::object value = attributes_[name];
+    kept_.push_back(value);
+    return read(value, field) ? "" : "it has a wrong type";
   }
 
  private:
@@ -118,9 +108,32 @@ class PythonCall {
     return nb::try_cast(from, to, false);
   }
 
+  nb::dict attributes_;
+  std::vector<nb::object> kept_;  // keeps alive the texts and arrays that fields refer to
+};
+
+// A call as Python describes it: its attributes, and the element types of the buffers.
+class PythonCall {
+ public:
+  PythonCall(const nb::dict& attributes, const std::vector<std::string>& dtypes, bool gated)
+      : attributes_(attributes) {
+    if (dtypes.size() != 3) throw nb::value_error("dtypes: expected the types of a, b and d");
+    spec_.a = parse_dtype(dtypes[0]);
+    spec_.b = parse_dtype(dtypes[1]);
+    spec_.d = parse_dtype(dtypes[2]);
+    spec_.gated = gated;
+    spec_.grouped = attributes.contains("groups");
+    wrong_ = read_attributes(spec_.attributes, attributes.size(), spec_.grouped, attributes_);
+  }
+
+  Status decode(GemmProblem& problem, const KernelEntry*& entry) const {
+    return wrong_.empty() ? library().decode_call(spec_, problem, entry) : Status{wrong_};
+  }
+
+ private:
   CallSpec spec_;
-  std::vector<nb::object> kept_;  // keeps alive the texts and arrays that spec_ refers to
-  std::string wrong_;             // what is wrong with the attributes, or empty
+  PythonAttributes attributes_;
+  std::string wrong_;  // what is wrong with the attributes, or empty
 };
 
 // Why the kernel cannot run the call on a device of this architecture ("" if it can), and its workspace
@@ -131,6 +144,25 @@ std::pair<std::string, int64_t> check(const PythonCall& call, int arch) {
   if (Status s = call.decode(problem, entry); !s.ok()) return {s.message, 0};
   if (std::string why = library().unsupported_reason(*entry, problem, arch); !why.empty()) return {why, 0};
   return {"", static_cast<int64_t>(entry->workspace ? entry->workspace(problem) : 0)};
+}
+
+// The same for a call of many products.
+std::pair<std::string, int64_t> check_many(const nb::dict& attributes, const std::vector<std::string>& dtypes,
+                                           int arch) {
+  if (dtypes.size() != 3) throw nb::value_error("dtypes: expected the types of a, b and d");
+  ManySpec spec;
+  spec.a = parse_dtype(dtypes[0]);
+  spec.b = parse_dtype(dtypes[1]);
+  spec.d = parse_dtype(dtypes[2]);
+  PythonAttributes look_up(attributes);
+  if (std::string wrong = read_attributes(spec.attributes, attributes.size(), look_up); !wrong.empty())
+    return {wrong, 0};
+  std::vector<GemmProblem> problems;
+  const KernelEntry* entry = nullptr;
+  if (Status s = library().decode_many(spec, problems, entry); !s.ok()) return {s.message, 0};
+  if (std::string why = library().unsupported_many_reason(*entry, problems, arch); !why.empty())
+    return {why, 0};
+  return {"", static_cast<int64_t>(entry->workspace_many(problems))};
 }
 
 // (option values, predicted microseconds, their parts by name) of each candidate, best first, `most` of them
@@ -195,6 +227,8 @@ NB_MODULE(_ffi, m) {
            nb::arg("dtypes"), nb::arg("gated"));
   m.def("check", &jaxgemm::check, nb::arg("call"), nb::arg("arch"),
         "(reason, workspace bytes): the reason is empty when the kernel can run the call.");
+  m.def("check_many", &jaxgemm::check_many, nb::arg("attributes"), nb::arg("dtypes"), nb::arg("arch"),
+        "The same for a call of many products.");
   m.def(
       "candidates", &jaxgemm::candidates, nb::arg("call"), nb::arg("arch"), nb::arg("sm_count"),
       nb::arg("bandwidth"), nb::arg("most") = 0,

@@ -42,6 +42,23 @@ std::string not_integral(const KernelEntry& entry, const GemmProblem& p) {
   return {};
 }
 
+// Why the entry runs no problem of these types, or none on such a device.
+std::string unfit_reason(const KernelEntry& entry, const GemmProblem& p, int arch) {
+  if (!entry.launch) return join("kernel '", entry.name, "' is a CUDA kernel and this build has none");
+  if (arch < entry.min_arch || (entry.max_arch != 0 && arch > entry.max_arch)) {
+    return join("kernel '", entry.name, "' needs compute capability ", entry.min_arch / 10, ".",
+                entry.min_arch % 10, entry.max_arch == entry.min_arch ? "" : " or newer", ", the device has ",
+                arch / 10, ".", arch % 10);
+  }
+  bool typed = false;
+  for (const TypeRule& t : entry.types) typed = typed || (t.a == p.a.dtype && t.b == p.b.dtype && t.d == p.d);
+  if (!typed) {
+    return join("kernel '", entry.name, "' got ", dtype_name(p.a.dtype), " x ", dtype_name(p.b.dtype), " -> ",
+                dtype_name(p.d), "; it supports ", types_text(entry));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const KernelEntry> kernel_table() {
@@ -58,24 +75,20 @@ const KernelEntry* find_kernel(std::string_view name) {
 }
 
 std::string unsupported_reason(const KernelEntry& entry, const GemmProblem& p, int arch) {
-  if (!entry.launch) return join("kernel '", entry.name, "' is a CUDA kernel and this build has none");
-  if (arch < entry.min_arch || (entry.max_arch != 0 && arch > entry.max_arch)) {
-    return join("kernel '", entry.name, "' needs compute capability ", entry.min_arch / 10, ".",
-                entry.min_arch % 10, entry.max_arch == entry.min_arch ? "" : " or newer", ", the device has ",
-                arch / 10, ".", arch % 10);
-  }
-  bool typed = false;
-  for (const TypeRule& t : entry.types) typed = typed || (t.a == p.a.dtype && t.b == p.b.dtype && t.d == p.d);
-  if (!typed) {
-    return join("kernel '", entry.name, "' got ", dtype_name(p.a.dtype), " x ", dtype_name(p.b.dtype), " -> ",
-                dtype_name(p.d), "; it supports ", types_text(entry));
-  }
+  if (std::string why = unfit_reason(entry, p, arch); !why.empty()) return why;
   if (p.gated && !entry.gated) return join("kernel '", entry.name, "' has no gated form");
   if (p.grouped() && !entry.grouped) return join("kernel '", entry.name, "' has no grouped form");
   if (accumulator_of(p.a.dtype) == DType::kS32) {
     if (std::string why = not_integral(entry, p); !why.empty()) return why;
   }
   return entry.unsupported ? entry.unsupported(p) : std::string();
+}
+
+std::string unsupported_many_reason(const KernelEntry& entry, std::span<const GemmProblem> problems,
+                                    int arch) {
+  if (!entry.many) return join("kernel '", entry.name, "' has no form for many products");
+  if (std::string why = unfit_reason(entry, problems[0], arch); !why.empty()) return why;
+  return entry.unsupported_many(problems);
 }
 
 }  // namespace jaxgemm

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "check.h"
+#include "many.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgemm {
@@ -24,10 +25,9 @@ struct WireAttributes {
   const XLA_FFI_Attrs* attrs;
 };
 
-// Returns what is wrong with the attributes, or an empty string. `to` points into them.
-inline std::string read(const WireAttributes& from, bool grouped, Attributes& to) {
-  const xla::ffi::Dictionary dictionary(from.attrs);
-  const auto look_up = [&]<typename T>(const char* name, T& field) -> std::string {
+// Looks attributes up as read_attributes() asks for them.
+inline auto looked_up_in(const xla::ffi::Dictionary& dictionary) {
+  return [&dictionary]<typename T>(const char* name, T& field) -> std::string {
     constexpr bool kIsArray = std::is_same_v<T, std::span<const int64_t>>;
     using Wire = std::conditional_t<kIsArray, xla::ffi::Span<const int64_t>, T>;
     const xla::ffi::ErrorOr<Wire> found = dictionary.get<Wire>(name);
@@ -38,7 +38,16 @@ inline std::string read(const WireAttributes& from, bool grouped, Attributes& to
       field = *found;
     return {};
   };
-  return read_attributes(to, dictionary.size(), grouped, look_up);
+}
+
+// Returns what is wrong with the attributes, or an empty string. `to` points into them.
+inline std::string read(const WireAttributes& from, bool grouped, Attributes& to) {
+  const xla::ffi::Dictionary dictionary(from.attrs);
+  return read_attributes(to, dictionary.size(), grouped, looked_up_in(dictionary));
+}
+inline std::string read(const WireAttributes& from, ManyAttributes& to) {
+  const xla::ffi::Dictionary dictionary(from.attrs);
+  return read_attributes(to, dictionary.size(), looked_up_in(dictionary));
 }
 
 // Everything of a call but its buffers' addresses, as words. Two keys are equal when the same words were

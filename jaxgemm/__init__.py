@@ -11,6 +11,7 @@ from jaxgemm.gated import gated_gemm
 from jaxgemm.grouped.api import ragged_dot, ragged_dot_general
 from jaxgemm.grouped.gated import ragged_gated
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
+from jaxgemm.many import grouped_gemm
 from jaxgemm.overlap import all_gather_matmul, matmul_reduce_scatter
 from jaxgemm.override import override
 
@@ -24,6 +25,7 @@ __all__ = [
     "explain",
     "gated_gemm",
     "gemm",
+    "grouped_gemm",
     "kernels",
     "matmul",
     "matmul_reduce_scatter",

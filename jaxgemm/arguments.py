@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -34,6 +35,18 @@ def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, boo
     # functions would lose the weakness on its way.
     x, y = lax.convert_element_type(x, dtype), lax.convert_element_type(y, dtype)
     return x, y, (weak_x or weak_y) and _is_weak_sum(given[0], weak_x, given[1], weak_y)
+
+
+def promoted(name: str, values: Sequence[ArrayLike]) -> tuple[list[jax.Array], bool]:
+    """All as arrays of the type that jnp promotes them to, and whether that is weak."""
+    arrays = [as_array(name, value) for value in values]
+    types = {x.dtype for x in arrays}
+    if not all(map(_is_multiplied, types)):
+        raise TypeError(f"{name}: expected numbers or booleans, got {', '.join(sorted(map(str, types)))}")
+    if len(types) == 1 and not all(x.weak_type for x in arrays):
+        return arrays, False
+    dtype, weak = jax.dtypes.result_type(*arrays, return_weak_type_flag=True)
+    return [lax.convert_element_type(x, dtype) for x in arrays], bool(weak)
 
 
 def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype) -> tuple[jax.Array, jax.Array]:

@@ -17,6 +17,7 @@ import jax
 from jax import lax
 
 from jaxgemm.grouped.primitive import grouped_p
+from jaxgemm.many import many_p
 from jaxgemm.overlap import gather_p, scatter_p
 from jaxgemm.primitive import DOT_PARAMS, gemm_p
 
@@ -33,7 +34,7 @@ class _WithProducts:
     def __call__(self, primitive: Any, *args: Any, **params: Any) -> Any:
         if primitive is gemm_p:
             return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
-        if primitive is gather_p or primitive is scatter_p:
+        if primitive in (gather_p, scatter_p, many_p):
             return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=_NO_BATCH)
         if primitive is grouped_p:
             batched = all(len(x.shape) > rank for x, rank in zip(args[:2], params["form"].ranks, strict=False))

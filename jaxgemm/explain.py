@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from jaxgemm import api, gated, roofline, rules
+from jaxgemm import api, gated, many, roofline, rules
 from jaxgemm import precision as prec
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
@@ -26,7 +26,7 @@ from jaxgemm.override import routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 from jaxgemm.problem import Axes, Plan, Problem
 from jaxgemm.select import INVARIANT_ROWS, Choice
-from jaxgemm.transposes import read_through, traced_order
+from jaxgemm.transposes import read_through, read_through_all, traced_order
 from jaxgemm.xla_product import why_padded
 
 
@@ -43,6 +43,7 @@ class Product:
         floor: the least time the device needs for it, None where the device's rates are not known.
         trips: how often the program runs it, where that is static (the length of a scan).
         gated: whether it is of a gated pair, and how that is computed; empty: it is not.
+        many: whether it is one of many, and how those are computed; empty: it is not.
         padded: how XLA's operands are padded, and why; empty: they are not.
         groups: of a product of groups, its form and shape; empty: it is none.
     """
@@ -55,6 +56,7 @@ class Product:
     floor: roofline.Floor | None
     trips: int
     gated: str = ""
+    many: str = ""
     padded: str = ""
     groups: str = ""
 
@@ -84,6 +86,8 @@ class Product:
             yield "problem", f"m {problem.m}, n {problem.n}, k {problem.k}{batch}, layout {problem.layout}"
         if self.gated:
             yield "gated", self.gated
+        if self.many:
+            yield "many", self.many
         if self.padded:
             yield "padded", self.padded
         if choice.kernel is not None:
@@ -173,8 +177,8 @@ def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, list[Axes | None], in
     """Products, how their operands are transposed, and how often they run."""
     makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        if eqn.primitive in (gemm_p, gated.gated_p, grouped_p, grouped_fused_p):
-            operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars[:2]]
+        if eqn.primitive in (gemm_p, gated.gated_p, grouped_p, grouped_fused_p, many.many_p):
+            operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars]
             yield eqn, [traced_order(maker) for maker in operands], trips
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
         for inner in _inner(eqn.params):
@@ -194,7 +198,7 @@ def _products(
 ) -> Iterator[Product]:
     avals = [v.aval for v in eqn.invars]
     if eqn.primitive is gemm_p:
-        _, types, dims = read_through(orders, avals[:2], eqn.params["dimension_numbers"])
+        _, types, dims = read_through(orders[:2], avals[:2], eqn.params["dimension_numbers"])
         decision = decide(platform, [*types, *avals[2:]], dict(eqn.params, dimension_numbers=dims))
         padded = why_padded(platform, types[0], types[1], dims) if decision.choice.kernel is None else ""
         yield replace(_product(avals, eqn.params, decision, limits, trips), padded=padded)
@@ -205,6 +209,10 @@ def _products(
         return
     if eqn.primitive is grouped_fused_p:
         yield from _grouped_fused(avals, eqn.params, platform, limits, trips)
+        return
+    if eqn.primitive is many.many_p:
+        _, types, transposed = read_through_all(orders, avals, eqn.params["transposed"])
+        yield from _many(avals, types, dict(eqn.params, transposed=transposed), platform, limits, trips)
         return
     decision = gated.decide(device_for(platform), avals, eqn.params)
     if decision.choice.kernel is not None:
@@ -262,6 +270,28 @@ def _grouped(
     return Product(found.operands, found.result, by, after, precision, found.floor, trips, groups=found.problem)
 
 
+def _many(
+    avals: list[Any],
+    types: list[Any],
+    params: dict[str, Any],
+    platform: str,
+    limits: roofline.DeviceLimits | None,
+    trips: int,
+) -> Iterator[Product]:
+    """Many products, of operands with these types before their transpositions."""
+    choice = many.decide(device_for(platform), types, params)
+    if choice.kernel is not None:
+        each = dict(params, epilogue=Epilogue())
+        for problem, x, y in zip(many.problems(types, params), *many.halves(avals), strict=True):
+            how = f"one of {len(avals) // 2}" if problem.m and problem.n and problem.k else "zeros, without a launch"
+            yield replace(_product([x, y], each, Decision(choice, problem, None), limits, trips), many=how)
+        return
+    composed = _composed(partial(many.compose, **params), types, platform, limits, trips)
+    for x, y, product in zip(*many.halves(avals), composed, strict=True):
+        why = f"by itself: {choice.why} ({choice.rule})"
+        yield replace(product, operands=f"{_type(x)} x {_type(y)}", many=why)
+
+
 def _product(
     avals: list[Any], params: dict[str, Any], decision: Decision, limits: roofline.DeviceLimits | None, trips: int
 ) -> Product:
@@ -282,10 +312,14 @@ def _product(
             precision="highest" if prec.wants_full_fp32(params["precision"]) else "default",
             weights=2 if gated_pair else 1,
         )
-    lhs, *rhs = [f"{v.dtype.name}[{','.join(map(str, v.shape))}]" for v in avals[: 3 if gated_pair else 2]]
+    lhs, *rhs = map(_type, avals[: 3 if gated_pair else 2])
     text = f"{lhs} x ({', '.join(rhs)})" if gated_pair else f"{lhs} x {rhs[0]}"
     result = problem.dtypes[2] if problem is not None else np.dtype(params["preferred_element_type"]).name
     return Product(text, result, decision, params["epilogue"], params["precision"], floor, trips)
+
+
+def _type(aval: Any) -> str:
+    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
 
 def _limits(platform: str) -> roofline.DeviceLimits | None:

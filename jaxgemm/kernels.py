@@ -37,6 +37,7 @@ class Kernel:
             for an option that changes no sum, and is chosen for the problem at hand.
         gated: whether it computes :func:`jaxgemm.gated_gemm`'s pair of products in one launch.
         grouped: whether it computes the products of :func:`jaxgemm.ragged_dot`.
+        many: whether it computes those of :func:`jaxgemm.grouped_gemm` in as few launches as it can.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Kernel:
     pins: dict[str, int] = field(default_factory=dict)
     gated: bool = False
     grouped: bool = False
+    many: bool = False
 
 
 @cache

@@ -240,7 +240,6 @@ GATED_COMPOSED = Reason(
 )
 GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes the pair in one launch")
 
-#: All that decides and is no rule: these need what their caller knows.
 #: How a grouped product is computed.
 GROUPED_ONE_LAUNCH = Reason(
     "grouped-one-launch", "one launch expects to take no longer than a dense product for each group"
@@ -248,7 +247,13 @@ GROUPED_ONE_LAUNCH = Reason(
 GROUPED_DENSE = Reason("grouped-dense", "a dense product for each group should take less")
 GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")
 
+#: How many products of different shapes are computed.
+MANY_ONE_LAUNCH = Reason("many-one-launch", "many products in as few launches as parameters hold")
+MANY_FEW = Reason("few-products", "fewer than two of the products have anything to multiply")
+MANY_MISSING = Reason("no-many-form", "no kernel that may run here has a form for many products")
+
+#: All that decides and is no rule: these need what their caller knows.
 REASONS = (
     *(BY_NAME, SYMBOLIC, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
-    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_MISSING),
+    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_MISSING, MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
 )

@@ -19,6 +19,7 @@ from jax.interpreters import ad
 from jaxgemm._jax_private import define_taylor_rule
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.gated import gated_p, product
+from jaxgemm.many import halves, many_p
 from jaxgemm.primitive import activate, addends, gemm_p
 
 Terms = Sequence[jax.Array]
@@ -52,6 +53,18 @@ def _gated_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params:
     return _taylor(jnp.multiply, activated, _taylor(dot, (x, dx), (up, dup)))
 
 
+def _many_rule(
+    primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any
+) -> tuple[list[jax.Array], list[Terms]]:
+    orders = [tuple(primals), *zip(*series, strict=True)]
+    out, coefficients = many_p.bind(*primals, **params), []
+    for order in range(1, len(orders)):
+        pairs = [(halves(orders[i])[0], halves(orders[order - i])[1]) for i in range(order + 1)]
+        terms = [many_p.bind(*lhs, *rhs, **dict(params, strict=False)) for lhs, rhs in pairs]
+        coefficients.append([reduce(ad.add_tangents, of_one) for of_one in zip(*terms, strict=True)])
+    return out, list(zip(*coefficients, strict=True))
+
+
 def _activated(name: str, dtype: np.dtype, z: Series) -> Series:
     function = partial(activate, Epilogue(activation=name), dtype)
     if name == "relu":  # jet takes neither its custom derivative, nor that at 0 from a maximum
@@ -68,3 +81,4 @@ def _taylor(function: Callable[..., jax.Array], *operands: Series) -> Series:
 
 define_taylor_rule(gemm_p, _gemm_rule)
 define_taylor_rule(gated_p, _gated_rule)
+define_taylor_rule(many_p, _many_rule)

@@ -56,3 +56,28 @@ def read_through(
         through[side], types[side] = True, avals[side].update(shape=tuple(shape))
         contract[side], batch[side] = tuple(order[i] for i in axes), tuple(order[i] for i in shared)
     return through, types, ((contract[0], contract[1]), (batch[0], batch[1]))
+
+
+def read_through_all(
+    orders: Sequence[Axes | None], avals: Sequence[Any], transposed: tuple[bool, bool]
+) -> tuple[list[bool], list[Any], tuple[bool, bool]]:
+    """The same for many products, all lhs before all rhs, whose operands of a side all are transposed or none.
+
+    Args:
+        orders: of the operands, as the functions above find them.
+        avals: their types.
+        transposed: whether the products take all lhs, and all rhs, transposed; they cannot take both so.
+
+    Returns:
+        Which operands are to be taken before they are transposed, the types of all then, and ``transposed`` then.
+    """
+    count = len(orders) // 2
+    through, types = [False] * len(orders), list(avals)
+    for side, own in enumerate((range(count), range(count, 2 * count))):
+        then = (not transposed[0], transposed[1]) if side == 0 else (transposed[0], not transposed[1])
+        if all(then) or any(orders[i] != (1, 0) or explicit_axes(avals[i].sharding.mesh) for i in own):
+            continue
+        transposed = then
+        for i in own:
+            through[i], types[i] = True, avals[i].update(shape=avals[i].shape[::-1])
+    return through, types, transposed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,17 @@ def attributes(kernel: str, config: tuple[int, ...], problem: Problem) -> dict[s
         "activation": epilogue.activation or "none",
         "config": _integers(*config),
         "has_bias": bool(epilogue.has_bias),
+    }
+
+
+def many_attributes(kernel: str, config: tuple[int, ...], problems: Sequence[Problem]) -> dict[str, Any]:
+    """The same for a call of many products, of one type and with operands that all lie as the first ones do."""
+    first = problems[0]
+    return {
+        "kernel": kernel,
+        "dims": _integers(*(n for p in problems for n in (p.m, p.n, p.k))),
+        "transposed": _integers(first.a.transposed, first.b.transposed),
+        "config": _integers(*config),
     }
 
 

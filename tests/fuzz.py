@@ -2,7 +2,9 @@
 
 Every product is drawn from the seed and its index alone: a kernel that this machine runs or "auto", types, extents,
 batches, layouts, permuted operands, alpha, beta, c, bias, activation, the result's type, options, gated pairs,
-batch-invariant ones, NaN and infinity. It is compiled once and run on two sets of numbers, each twice. Wrong are:
+batch-invariant ones, NaN and infinity. One in five is of groups of rows: of random, skewed, empty or single rows, one
+huge and many small groups, with NaN in every row that is of no group. It is compiled once and run on two sets of
+numbers, each twice. Wrong are:
 
 - a result outside of tests/oracle.py's bounds (a looser one where XLA computes the product), NaN and infinity included;
 - two runs with different bits, and rows of a batch-invariant product that change when others are left out;
@@ -13,6 +15,7 @@ batch-invariant ones, NaN and infinity. It is compiled once and run on two sets 
     python tests/fuzz.py 600 1                      ten minutes
     python tests/fuzz.py 600 1 --load               beside another stream's products (tests/fuzz_load.py)
     python tests/fuzz.py 600 1 --kernel sm90        one kernel's products; may be repeated
+    python tests/fuzz.py 600 1 --groups             products of groups alone
     python tests/fuzz.py 600 1 --only 57            product 57 of that seed; may be repeated
     python tests/fuzz.py 600 1 --json FILE          the summary, for `python tests/gpu_record.py --fuzz FILE`
 
@@ -43,7 +46,9 @@ _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE / "support")]
 
 import fuzz_cases  # noqa: E402
+import fuzz_groups  # noqa: E402
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 from fuzz_load import Load  # noqa: E402
 from gpu_record import digest  # noqa: E402
 
@@ -54,6 +59,8 @@ from jaxgemm.kernels import default_platform, device_for  # noqa: E402
 ENOUGH = 20
 #: Products after which compiled programs are forgotten, and seconds between lines of progress.
 FORGET, TELL = 200, 15
+#: Share of products of groups.
+GROUPED = 0.2
 
 
 @dataclass
@@ -62,6 +69,7 @@ class Found:
 
     ran: collections.Counter[str] = field(default_factory=collections.Counter)
     guarded: int = 0
+    grouped: int = 0
     refused: collections.Counter[str] = field(default_factory=collections.Counter)
     failures: list[str] = field(default_factory=list)
 
@@ -79,16 +87,23 @@ def here(platform: str) -> list[jaxgemm.Kernel]:
     ]
 
 
+def draw(seed: int, index: int, rows: list[jaxgemm.Kernel], *, groups: bool) -> fuzz_cases.Case | fuzz_groups.Case:
+    """The case of that index, dense or of groups."""
+    grouped = groups or np.random.default_rng((seed, index, 2)).random() < GROUPED
+    return (fuzz_groups if grouped else fuzz_cases).draw(seed, index, rows)
+
+
 def run(
     seed: int,
     seconds: float = float("inf"),
     *,
     indices: Iterable[int] | None = None,
     kernels: Iterable[str] = (),
+    groups: bool = False,
     load: Load | None = None,
     verbose: bool = False,
 ) -> Found:
-    """Products of these indices, by default all from 0, until the time is over."""
+    """Products of these indices, by default all from 0, until the time is over; of groups alone if asked for."""
     rows, wanted = here(default_platform()), set(kernels)
     found, start, told = Found(), time.monotonic(), time.monotonic()
     for index in itertools.count() if indices is None else indices:
@@ -98,7 +113,7 @@ def run(
         if now - told > TELL:
             told = now
             print(f"fuzz: {now - start:.0f} s, index {index}: {found}", file=sys.stderr, flush=True)
-        case = fuzz_cases.draw(seed, index, rows)
+        case = draw(seed, index, rows, groups=groups)
         if wanted and case.kernel not in wanted:
             continue
         if verbose:
@@ -106,24 +121,26 @@ def run(
         if load and load.ended:
             found.failures.append(f"what runs beside has ended: {load}")
             break
-        one(case, seed, index, found)
+        one(case, f"{seed}{' --groups' * groups} --only {index}", (seed, index, 1), found)
         if (found.ran.total() + 1) % FORGET == 0:
             jax.clear_caches()
     return found
 
 
-def one(case: fuzz_cases.Case, seed: int, index: int, found: Found) -> None:
-    """Run one case; what comes of it goes to ``found``."""
+def one(case: fuzz_cases.Case | fuzz_groups.Case, which: str, numbers: tuple[int, ...], found: Found) -> None:
+    """Run one case on numbers of that seed; what comes of it goes to ``found``, with arguments to run it again."""
+    grouped = isinstance(case, fuzz_groups.Case)
     try:
-        kernel = fuzz_cases.fuzz(case, (seed, index, 1))
+        kernel = (fuzz_groups if grouped else fuzz_cases).fuzz(case, numbers)
         found.ran[kernel] += 1
+        found.grouped += grouped
         found.guarded += case.guarded and kernel != "xla"
     except jaxgemm.UnsupportedError:
         found.refused[case.kernel] += 1
     except Exception as error:
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         text = f"{case}: {kind}{' '.join(str(error).split())[:500]}"
-        found.failures.append(f"{text}; again: python tests/fuzz.py 60 {seed} --only {index}")
+        found.failures.append(f"{text}; again: python tests/fuzz.py 60 {which}")
         print(f"FAILED {found.failures[-1]}", file=sys.stderr, flush=True)
 
 
@@ -138,6 +155,7 @@ def summary(found: Found, options: argparse.Namespace, seconds: float, load: Loa
         "products": found.ran.total(),
         "kernels": dict(sorted(found.ran.items())),
         "guarded": found.guarded,
+        "grouped": found.grouped,
         "refused": dict(sorted(found.refused.items())),
         "failures": found.failures,
         "jax": jax.__version__,
@@ -152,6 +170,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("seed", type=int, help="what is drawn")
     parser.add_argument("--load", action="store_true", help="run another stream's products meanwhile")
     parser.add_argument("--kernel", action="append", default=[], choices=[*(x.name for x in jaxgemm.kernels()), "auto"])
+    parser.add_argument("--groups", action="store_true", help="products of groups alone")
     parser.add_argument("--only", action="append", type=int, metavar="INDEX", help="this product alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there as well")
     parser.add_argument("--verbose", action="store_true", help="name each product before it runs")
@@ -166,7 +185,8 @@ def main(given: list[str]) -> int:
     start = time.monotonic()
     load = Load(default_platform()) if options.load else None
     with load or contextlib.nullcontext():
-        keywords = {"kernels": options.kernel, "load": load, "verbose": options.verbose or bool(options.only)}
+        keywords = {"kernels": options.kernel, "groups": options.groups, "load": load}
+        keywords["verbose"] = options.verbose or bool(options.only)
         seconds = float("inf") if options.only else options.seconds
         found = run(options.seed, seconds, indices=options.only, **keywords)
     result = summary(found, options, time.monotonic() - start, load)

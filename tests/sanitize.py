@@ -6,6 +6,7 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
     python tests/sanitize.py                     both tools, every family of kernels
     python tests/sanitize.py --tool memcheck     one of them
     python tests/sanitize.py --kernel sm90       one kernel; may be repeated
+    python tests/sanitize.py --kernel groups     products of groups, by every configuration of their tiles
     python tests/sanitize.py --seconds 300       a tool that takes longer has failed, and says at which product
 """
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
+import itertools
 import json
 import os
 import re
@@ -23,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,9 @@ RECORD = _HERE / "sanitizer_record.json"
 RENEW = "renew it with `python tests/sanitize.py` on a machine with a GPU"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "mma_sync", "wgmma_tma", "gemv", "direct", "simt", "sm80", "sm90")
+#: What is recorded: kernels, and products of groups.
+GROUPS = "groups"
+SECTIONS = (*KERNELS, GROUPS)
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
 #: that are realigned; {} is the model's choice. Tiles of every eighth row are for one layout, and so apart.
 SM90: tuple[dict[str, int], ...] = (
@@ -60,6 +67,18 @@ SHAPES = ((130, 264, 200), (131, 261, 197), (3, 520, 264))
 LAYOUTS = ("NN", "NT", "TN")
 #: So large that there are clusters of tiles of every eighth row.
 CLUSTERED = (1043, 392, 83)
+#: Products of groups, each with its types: m, k, n and groups, whose rows begin at multiples of 16 bytes and anywhere.
+GROUPED = (((180, 72, 264, 5), ("bfloat16", "bfloat16")), ((131, 69, 261, 3), ("float16", "float32")))
+#: Their forms, epilogues and gated pairs; in the last ones some groups have no weights.
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("rows", {}),
+    ("transposed", {}),
+    ("sums", {}),
+    ("rows", {"bias": True, "activation": "gelu"}),
+    ("rows", {"gated": True, "activation": "silu"}),
+    ("transposed", {"held": 2, "offset": 1}),
+    ("sums", {"held": 2, "offset": 1}),
+)
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
 #: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.
@@ -89,7 +108,7 @@ def staleness(record: Path = RECORD) -> str:
     if problem := unusable(record):
         return problem
     held = json.loads(record.read_text())
-    if missing := sorted({*KERNELS} - {*held["kernels"]}):
+    if missing := sorted({*SECTIONS} - {*held["kernels"]}):
         return f"{record.name} is stale: it lacks {', '.join(missing)}; {RENEW}"
     if held["digest"] != digest():
         return f"{record.name} is stale: the sources have changed since the run of {held['date']}; {RENEW}"
@@ -100,12 +119,12 @@ def main() -> int:
     """Run the command line; returns 1 if a tool found anything or a result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", action="append", choices=TOOLS)
-    parser.add_argument("--kernel", action="append", choices=KERNELS)
+    parser.add_argument("--kernel", action="append", choices=SECTIONS)
     parser.add_argument("--output", type=Path, default=RECORD, help="default tests/sanitizer_record.json")
     parser.add_argument("--seconds", type=float, default=1800, help="at most, for the tools; default 1800")
     parser.add_argument("--products", action="store_true", help=argparse.SUPPRESS)  # what runs under the tools
     options = parser.parse_args()
-    kernels = options.kernel or KERNELS
+    kernels = options.kernel or SECTIONS
     if options.products:
         return products(kernels)
     places = [shutil.which("compute-sanitizer"), "/usr/local/cuda/bin/compute-sanitizer"]
@@ -186,6 +205,8 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
     from jaxgemm.kernels import find_kernel
 
     for name in kernels:
+        if name == GROUPS:
+            continue
         row = find_kernel(name)
         for types in row.types[:2]:
             for shape in SHAPES:
@@ -213,32 +234,61 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
             yield f"sm90 {options} {p.label}", p, "sm90", options
 
 
-def products(kernels: tuple[str, ...] | list[str]) -> int:
-    """Run and check the products, one by one; prints how many."""
+def grouped_calls(rng: Any) -> Iterator[tuple[str, Any, dict[str, int]]]:
+    """A label, a product of groups, and options of sm90: all there are for aligned rows, half of them for others."""
+    from group_cases import KINDS, Grouped, configurations, sizes
+
+    kinds = itertools.cycle(KINDS)
+    for each, ((*shape, groups), types) in enumerate(GROUPED, 1):
+        for first, (form, keywords) in enumerate(VARIANTS):
+            p = Grouped.random(rng, form, shape, sizes(rng, "none", groups, shape[0]), types, **keywords)
+            for options in configurations("sm90", p.problem)[first % each :: each]:
+                kind = next(kinds)
+                given = dataclasses.replace(p, sizes=sizes(rng, kind, groups, shape[0])).spoilt()
+                options["group"] = int(rng.integers(1, 5))
+                yield f"{form} {shape} of {groups} groups ({kind}) {types} {keywords} {options}", given, options
+
+
+def checks(kernels: tuple[str, ...] | list[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A label, and what runs and checks a product."""
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from group_cases import on_device
     from pairs import check_result, operands
 
     import jaxgemm
 
+    def dense(p: Any, kernel: str, options: dict[str, int]) -> None:
+        p.check(p.run(kernel, **options), kernel)
+
+    def pair(args: Any) -> None:
+        check_result(np.asarray(jaxgemm.gated_gemm(*map(jnp.asarray, args), kernel="sm90")), args)
+
+    def grouped(p: Any, options: dict[str, int]) -> None:
+        launched = jax.jit(lambda arrays: p.launched(arrays, "sm90", options))
+        p.check(np.asarray(launched(on_device(p.arrays))), exact=True, kernel="sm90")
+
+    for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
+        yield label, partial(dense, product, kernel, options)
+    for shape in SHAPES if "sm90" in kernels else ():
+        yield f"gated_gemm {shape}", partial(pair, operands(np.random.default_rng(1), *shape, "bfloat16"))
+    for label, p, options in grouped_calls(np.random.default_rng(2)) if GROUPS in kernels else ():
+        yield label, partial(grouped, p, options)
+
+
+def products(kernels: tuple[str, ...] | list[str]) -> int:
+    """Run and check the products, one by one; prints how many."""
+    import jax
+
     jax.config.update("jax_enable_x64", True)  # for simt's fp64
     count = 0
-    for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
+    for label, check in checks(kernels):
         print(label, flush=True)
         try:
-            product.check(product.run(kernel, **options), kernel)
+            check()
         except AssertionError as error:
             print(f"{label}: {error}")
-            return 1
-        count += 1
-    for shape in SHAPES if "sm90" in kernels else ():
-        print(f"gated_gemm {shape}", flush=True)
-        args = operands(np.random.default_rng(1), *shape, "bfloat16")
-        try:
-            check_result(np.asarray(jaxgemm.gated_gemm(*map(jnp.asarray, args), kernel="sm90")), args)
-        except AssertionError as error:
-            print(f"gated_gemm {shape}: {error}")
             return 1
         count += 1
     print(f"{count} products")

@@ -3,9 +3,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 #include "planning.h"
 
 namespace jaxgemm::cuda {
+
+// Bytes of parameters that a kernel may have.
+constexpr size_t kParameterBytes = 32764;
 
 inline int multiprocessors(int device) {
   int count = 0;

@@ -34,6 +34,13 @@ class ScopedDevice {
   cudaError_t error_ = cudaSuccess;
 };
 
+template <typename Run>
+Status on_device(int device, Run&& run) {
+  const ScopedDevice scope(device);
+  if (scope.error() != cudaSuccess) return cuda_status("selecting the device", scope.error());
+  return run();
+}
+
 }  // namespace
 
 Status device_arch(int device, int& arch) {
@@ -51,10 +58,11 @@ Status device_arch(int device, int& arch) {
 }
 
 Status prepare_on_device(const KernelEntry& entry, const GemmProblem& problem, int device) {
-  if (!entry.prepare) return {};
-  const ScopedDevice scope(device);
-  if (scope.error() != cudaSuccess) return cuda_status("selecting the device", scope.error());
-  return entry.prepare(problem, device);
+  return entry.prepare ? on_device(device, [&] { return entry.prepare(problem, device); }) : Status{};
+}
+
+Status prepare_on_device(const KernelEntry& entry, std::span<const GemmProblem> problems, int device) {
+  return on_device(device, [&] { return entry.prepare_many(problems, device); });
 }
 
 }  // namespace jaxgemm::cuda

@@ -2,6 +2,7 @@
 
 Each is a drop-in for flax's layer of the same name: arguments, parameters, initial values and checkpoints are the
 same. Two fields come after flax's: ``activation`` and ``kernel``, as :func:`jaxgemm.gemm` takes them.
+:class:`MoE` is a layer that flax does not have.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.module import merge_param
 
-from jaxgemm.flax import _shared
+from jaxgemm.flax import _moe, _shared
 
 # flax wraps methods in bookkeeping (scopes, interceptors) that our own methods get as well; once is enough.
 _dense = inspect.unwrap(nn.Dense.__call__)
@@ -104,3 +105,41 @@ class Einsum(_Fused, nn.Einsum):
         if bias is not None:
             out += jnp.reshape(bias, row)
         return _shared.finish(out, self.activation)
+
+
+class MoE(_moe.Options, nn.Module):
+    """A dropless mixture of experts: each token goes through the ``top_k`` experts that a router chooses for it.
+
+    The layer of Shazeer et al. (2017). Attributes, parameters and their shapes and types are those of
+    :class:`jaxgemm.flax.nnx.MoE`. The loss for load balancing, of Fedus et al. (2021), is sown into the collection
+    "losses" as "load_balancing". ``init`` sows none, makes the parameters of all experts and needs no ``axis_name``.
+
+    Raises:
+        TypeError, ValueError: as for :class:`jaxgemm.flax.nnx.MoE`.
+    """
+
+    def __post_init__(self) -> None:
+        _moe.check(self)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The sum of the chosen experts' results for each token of ``inputs``.
+
+        Args:
+            inputs: shape (..., features), with any leading dimensions, empty ones too.
+
+        Returns:
+            The result, shaped as ``inputs``.
+
+        Raises:
+            ValueError, UnsupportedError: as for :class:`jaxgemm.flax.nnx.MoE`; for a parameter of another shape flax
+                has an error of its own.
+        """
+        initializing = self.is_initializing()
+        held = self.num_experts if initializing else _moe.held_experts(self)
+        given = {name: self.param(name, *parameter) for name, parameter in _moe.parameters(self, held).items()}
+        result, loss = _moe.forward(self, given, inputs, None if initializing else self.axis_name)
+        if not initializing:  # else it would be among the variables, and later ones beside it
+            self.sow("losses", "load_balancing", loss)
+        return result

@@ -2,7 +2,7 @@
 
 Each is a drop-in for flax's layer of the same name: arguments, parameters, initial values and state are the same.
 Two keywords are added: ``activation`` and ``kernel``, as :func:`jaxgemm.gemm` takes them. The latter is kept as
-``gemm_kernel``, because a layer's ``kernel`` is its weights.
+``gemm_kernel``, because a layer's ``kernel`` is its weights. :class:`MoE` is a layer that flax does not have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxgemm.flax import _shared
+from jaxgemm.flax import _moe, _shared
 
 
 class _Fused(nnx.Module):
@@ -68,6 +68,77 @@ class Einsum(_Fused, nnx.Einsum):
     def __call__(self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: Any = None) -> jax.Array:
         """``activation(einsum(inputs, kernel) + bias)``; ``einsum_str`` here or in the constructor."""
         return _shared.finish(nnx.Einsum.__call__(_seen(self), inputs, einsum_str, out_sharding), self.activation)
+
+
+class MoE(_moe.Options, nnx.Module):
+    """A dropless mixture of experts: each token goes through the ``top_k`` experts that a router chooses for it.
+
+    The layer is that of "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer" (Shazeer et
+    al., 2017), without noise. An expert is ``(activation(x w_gate) * (x w_up)) w_down``, or without a gate
+    ``activation(x w_up + b_up) w_down + b_down``. No expert has a capacity: all tokens that choose it are computed, by
+    :func:`jaxgemm.ragged_gated` and :func:`jaxgemm.ragged_dot`. The parameter ``router`` (features, num_experts), the
+    logits and the weights that they become are float32 whatever the other types are.
+
+    The loss for load balancing is that of "Switch Transformers: Scaling to Trillion Parameter Models with Simple and
+    Efficient Sparsity" (Fedus, Zoph and Shazeer, 2021): the number of experts times the sum, over the experts, of the
+    share of all copies of tokens that an expert gets, times its mean probability. It is 1 if all get as many, and 0
+    without tokens.
+
+    Args:
+        features: of a token, and of its result.
+        hidden: features inside of an expert.
+        num_experts: how many there are.
+        top_k: how many of them each token goes through.
+        gated: whether experts have ``w_gate`` (num_experts, features, hidden) beside ``w_up`` of that shape and
+            ``w_down`` (num_experts, hidden, features).
+        activation: by name, or None; see :func:`jaxgemm.gemm`.
+        use_bias: whether experts that are not gated have ``b_up`` (num_experts, hidden) and ``b_down`` (num_experts,
+            features).
+        softmax: "after": results are weighed by the softmax of the chosen logits, as by Shazeer et al.; "before": by
+            the softmax of all logits, of which the chosen ones' sum is below 1, as by Fedus et al.
+        dtype: of the experts' products and of the result; by default inputs and parameters are promoted. A token's
+            copies are weighed and added up in float32, or in float64 where they are.
+        param_dtype: of the experts' parameters.
+        precision: of the experts' products; see :func:`jaxgemm.ragged_dot`.
+        kernel_init: gives the router, and the matrices of one expert at a time.
+        bias_init: gives the biases.
+        axis_name: the axis of the ``shard_map`` around the call along which experts are sharded: the first axis of
+            their parameters is divided evenly, ``router`` is the same on all devices, and each has tokens of its own,
+            as many as the others. Tokens are gathered, each device computes those of its experts, and a reduce-scatter
+            adds up the results.
+        kernel: of the experts' products; see :func:`jaxgemm.ragged_dot`.
+        rngs: for the parameters.
+
+    Raises:
+        TypeError: a size is no integer.
+        ValueError: a size is below 1, ``top_k`` is above ``num_experts``, a name is unknown, or gated experts are to
+            have biases.
+    """
+
+    def __init__(self, *arguments: Any, rngs: nnx.Rngs, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        _moe.check(self)
+        for name, (init, shape, dtype) in _moe.parameters(self, self.num_experts).items():
+            setattr(self, name, nnx.Param(init(rngs.params(), shape, dtype)))
+
+    def __call__(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The sum of the chosen experts' results for each token of ``inputs``, and the loss for load balancing.
+
+        Args:
+            inputs: shape (..., features), with any leading dimensions, empty ones too.
+
+        Returns:
+            The result, shaped as ``inputs``, and a float32 scalar, which with ``axis_name`` is that of all devices.
+
+        Raises:
+            ValueError: ``inputs`` or a parameter has another shape, or the devices of ``axis_name`` cannot hold as many
+                experts each.
+            UnsupportedError: as for :func:`jaxgemm.ragged_dot`.
+        """
+        wanted = _moe.parameters(self, _moe.held_experts(self))
+        given = {name: getattr(self, name)[...] for name in wanted}
+        _moe.check_shapes(self, wanted, given)
+        return _moe.forward(self, given, inputs, self.axis_name)
 
 
 #: By the attribute that holds a layer's product: what flax puts there, and what stands in for it.

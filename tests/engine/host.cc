@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "ffi/cuda/sm90/cost.h"
+#include "ffi/cuda/sm90/many.h"
 #include "ffi/cuda/sm90/output.h"
 #include "ffi/cuda/sm90/plan.h"
 #include "ffi/cuda/sm90/schedule.cuh"
+#include "ffi/cuda/sm90/sm90.h"
 
 namespace {
 
@@ -106,5 +108,29 @@ int store_path(const int64_t* shape, int64_t d, int64_t bias, int has_c, int f32
   buffers.c = has_c ? buffers.d : nullptr;
   buffers.bias = reinterpret_cast<void*>(bias);
   return static_cast<int>(output_of(make_plan(p), p, buffers).path);
+}
+
+// The plan of `count` products, of which `shapes` has six numbers each: their tile's rows and columns, the
+// workspace, and for each product its place in the launch and where in the workspace the copies of a and b
+// begin and end, which are -1 where there is none. Returns why there is no plan, or "".
+const char* many(const int64_t* shapes, int count, const int64_t* options, int64_t* tile, int64_t* products) {
+  static thread_local std::string wrong;
+  std::vector<GemmProblem> problems;
+  for (int i = 0; i < count; ++i) problems.push_back(problem_of(shapes + 6 * i, options));
+  wrong = unsupported_many_sm90(problems);
+  if (!wrong.empty()) return wrong.c_str();
+  const ManyPlan plan = plan_many(problems, choose_many(problems));
+  const TileConfig& t = kTiles[plan.config.tile];
+  tile[0] = t.tile_m, tile[1] = t.tile_n, tile[2] = static_cast<int64_t>(plan.workspace);
+  for (int i = 0; i < count; ++i) {
+    products[5 * plan.order[i]] = i;
+    int64_t* at = products + 5 * i + 1;
+    for (const PlannedOperand* x : {&plan.products[i].a, &plan.products[i].b}) {
+      const auto begin = static_cast<int64_t>(x->workspace_offset);
+      *at++ = x->repack ? begin : -1;
+      *at++ = x->repack ? begin + 2 * x->ld * x->outer() : -1;
+    }
+  }
+  return wrong.c_str();
 }
 }

@@ -1,6 +1,7 @@
 """sm90's host side, part by part, without a GPU: the walk over tiles, the path of results, the parts of a cost."""
 
 import ctypes
+import itertools
 import random
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from jaxgemm.select import candidates
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 ROW = find_kernel("sm90")
-SOURCES = ("schedule.cu", "output.cc", "plan.cc", "choose.cc", "choose_grouped.cc", "cost.cc")
+SOURCES = ("schedule.cu", "output.cc", "plan.cc", "choose.cc", "choose_grouped.cc", "cost.cc", "plan_many.cc")
 TMA, TMA_FINISHED, ROWS, ROWS_FINISHED, FP32, ELEMENTS = range(6)
 NONE, RELU, TANH = 0, 1, 5  # as ffi/problem.h counts activations
 
@@ -34,7 +35,7 @@ def engine(tmp_path_factory):
     done = subprocess.run([compiler, *flags, *sources, "-o", library], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = ctypes.CDLL(str(library))
-    found.walk.restype = ctypes.c_char_p
+    found.walk.restype = found.many.restype = ctypes.c_char_p
     found.store_path.argtypes = [ctypes.POINTER(ctypes.c_int64), *[ctypes.c_int64] * 2, *[ctypes.c_int] * 3]
     found.store_path.argtypes += [ctypes.c_double, ctypes.c_int]
     return found
@@ -108,6 +109,50 @@ def test_a_narrow_last_column_is_walked_last(engine):
 def test_how_results_leave(engine, path, n, changes):
     given = {"d": 256, "bias": 0, "has_c": 0, "f32": 0, "activation": NONE, "alpha": 1.0, "split_k": 1, **changes}
     assert engine.store_path(numbers(300, n, 4096, 1, 0, 0), *given.values()) == path
+
+
+def many(engine, shapes, layout=(0, 0), **options):
+    """(tile, workspace, for each product its place in the launch and where its copies of a and b begin and end)."""
+    tile, products = numbers(0, 0, 0), numbers(*[0] * 5 * len(shapes))
+    chosen = numbers(*(options.get(name, 0) for name in ROW.options))
+    flat = [x for shape in shapes for x in (*shape, 1, *layout)]
+    wrong = engine.many(numbers(*flat), len(shapes), chosen, tile, products).decode()
+    assert not wrong, wrong
+    return tuple(tile[:2]), tile[2], [tuple(products[5 * i : 5 * i + 5]) for i in range(len(shapes))]
+
+
+@pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0)])
+def test_many_products_have_a_place_each(engine, layout):
+    """In the order of launches, the longest sums first; and in the workspace, where unaligned operands are copied."""
+    draw = random.Random(2)
+    for count in (1, 2, 37, 300):
+        shapes = [tuple(int(2 ** draw.uniform(0, 9)) for _ in range(3)) for _ in range(count)]
+        _, workspace, products = many(engine, shapes, layout)
+        order = sorted(range(count), key=lambda i: products[i][0])
+        assert [products[i][0] for i in order] == [*range(count)]
+        assert order == sorted(range(count), key=lambda i: -shapes[i][2])
+        copies = []
+        for (m, n, k), (_, *of_a, begin, end) in zip(shapes, products, strict=True):
+            for matrix, transposed, at in (((m, k), layout[0], of_a), ((k, n), layout[1], [begin, end])):
+                lines, pitch = matrix[::-1] if transposed else matrix
+                assert (at[0] >= 0) == (lines > 1 and pitch % 8 > 0)
+                if at[0] >= 0:
+                    assert at[1] - at[0] >= 2 * lines * pitch
+                    copies.append(at)
+        copies.sort()
+        assert all(begin % 128 == 0 for begin, _ in copies)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise([*copies, [workspace, workspace]]))
+
+
+def test_the_tile_of_many_products(engine):
+    """Whatever their order, one that is no larger than products need, and fills the device."""
+    small, large = [(48, 64, 512)] * 200, [(4096, 4096, 4096)] * 4
+    assert many(engine, small)[0] == (64, 64)
+    assert many(engine, large)[0] == (128, 256)
+    mixed = [(17, 33, 65), (1024, 512, 2048), (300, 77, 4096), *small[:3], *large[:1]]
+    assert many(engine, mixed)[0] == many(engine, mixed[::-1])[0]
+    for tile in ((64, 64), (128, 128), (128, 256)):
+        assert many(engine, large, tile_m=tile[0], tile_n=tile[1])[0] == tile
 
 
 CASES = (

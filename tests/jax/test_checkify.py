@@ -36,6 +36,7 @@ def programs(kernel):
             lambda x, w: jaxgemm.ragged_gated(x, w[None], w[None], jnp.array([2])),
             "jaxgemm_grouped_fused",
         ),
+        "many": (lambda x, w: jaxgemm.grouped_gemm([x, x], [w, w], kernel=kernel)[1], "jaxgemm_many"),
         "override": (jaxgemm.override(lambda x, w: jnp.tanh(x @ w), kernel=kernel), "jaxgemm_gemm"),
         "jit": (jax.jit(product), "jaxgemm_gemm"),
         "vmap": (lambda x, w: jax.vmap(product, (0, None))(x[None], w), "jaxgemm_gemm"),

@@ -1,4 +1,4 @@
-"""The same model trains the same on scikit-learn's digits, with flax's layers and with ours."""
+"""The same model trains the same on scikit-learn's digits, with flax's layers and with ours; and a mixture trains."""
 
 import functools
 
@@ -29,14 +29,15 @@ def digits():
     return (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
 
 
-def train(params, apply, epochs=12, batch=50):
-    """(losses, accuracy on the held-out split)."""
+def train(params, apply, penalty=None, epochs=12, rate=2e-3, batch=50):
+    """(parameters, losses, accuracy on the held-out split); ``penalty(params, images)`` is added to the loss."""
     optax = pytest.importorskip("optax")
     (images, labels), (test_images, test_labels) = digits()
-    optimizer = optax.adam(2e-3)
+    optimizer = optax.adam(rate)
 
     def loss(params, x, y):
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(apply(params, x), y))
+        error = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(apply(params, x), y))
+        return error if penalty is None else error + penalty(params, x)
 
     @jax.jit
     def epoch(params, state, order):
@@ -56,7 +57,7 @@ def train(params, apply, epochs=12, batch=50):
         params, state, values = epoch(params, state, order)
         losses.append(np.asarray(values))
     accuracy = np.mean(np.argmax(apply(params, test_images), -1) == test_labels)
-    return np.concatenate(losses), accuracy
+    return params, np.concatenate(losses), accuracy
 
 
 def linen_classifier(layers):
@@ -86,7 +87,7 @@ def nnx_classifier(layers, rngs, **given):
 
 
 def compare_training(theirs, ours):
-    (losses_a, accuracy_a), (losses_b, accuracy_b) = train(*theirs), train(*ours)
+    (_, losses_a, accuracy_a), (_, losses_b, accuracy_b) = train(*theirs), train(*ours)
     # Rounding differs in the last bit, and training amplifies it slowly.
     np.testing.assert_allclose(losses_b[:50], losses_a[:50], rtol=1e-4)
     np.testing.assert_allclose(losses_b, losses_a, rtol=0.05, atol=2e-3)
@@ -116,3 +117,26 @@ def test_training_an_unmodified_model_through_override():
     (images, _), _ = digits()
     params = model.init(jax.random.key(0), images[:1])
     compare_training((params, model.apply), (params, override(model.apply, kernel="host")))
+
+
+def test_training_a_mixture_of_experts():
+    """Nothing but the mixture is trained, and its experts are so narrow that a digit needs several, and the right ones.
+
+    Trained as it is, a linear classifier gets 96.0 % right. The layer gets 98.0, or 95.7 if its router has no gradient,
+    93.7 if experts compute what was sent to others, 93.2 if the first of the chosen ones counts alone, and 90.9 if all
+    of them count alike.
+    """
+    layer = our_linen.MoE(64, 2, num_experts=16, top_k=4)
+    (images, _), (test_images, _) = digits()
+
+    def apply(params, x):
+        return layer.apply(params, x)[:, :10]
+
+    def balance(params, x):
+        return layer.apply(params, x, mutable="losses")[1]["losses"]["load_balancing"][0]
+
+    params = layer.init(jax.random.key(0), images[:1])
+    params, losses, accuracy = train(params, apply, lambda *v: 0.01 * balance(*v), epochs=20, rate=5e-3)
+    assert losses[-28:].mean() < 0.1 * losses[:28].mean()
+    assert accuracy >= 0.97
+    assert balance(params, test_images) < 1.35

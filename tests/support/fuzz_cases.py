@@ -12,9 +12,8 @@ import cases
 import guards
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from oracle import ACTIVATIONS, STEEPEST, Product, dtype_of, operand_eps, poison
+from oracle import Gated, Product, coarser, compare, dtype_of, finite, operand_eps, poison
 
 import jaxgemm
 
@@ -89,36 +88,36 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
     weights = np.append(weights, weights.sum() / 4)
     at = rng.choice(len(weights), p=weights / weights.sum())
     row = rows[at] if at < len(rows) else None
-    types = tuple(_one(rng, row.types if row else _every_type(rows)))
+    types = tuple(one(rng, row.types if row else _every_type(rows)))
     if rng.random() < (0.3 if row is None or row.gated else 0.03) and not types[0].endswith("int8"):
         return _gated(rng, row.name if row else "auto", types)
     batches = _batches(rng)
     shape = _extents(rng, math.prod(np.broadcast_shapes(*batches)), thin=row is not None and row.name == "gemv")
     case = Case(row.name if row else "auto", types, shape, batches)
     stored = tuple(_order(rng, len(batch) + 2) for batch in batches)
-    case = _epilogue(rng, replace(case, layout=_one(rng, cases.LAYOUTS), stored=stored))
+    case = _epilogue(rng, replace(case, layout=one(rng, cases.LAYOUTS), stored=stored))
     if row and row.options and rng.random() < 0.4:
         names = rng.permutation(list(row.options))[: rng.integers(1, 4)]
         free = (*cases.FREE_OPTION_VALUES, *range(4, 16))
-        case = replace(case, options=tuple((str(x), int(_one(rng, row.options[x] or free))) for x in sorted(names)))
+        case = replace(case, options=tuple((str(x), int(one(rng, row.options[x] or free))) for x in sorted(names)))
     if (row is None or row.batch_invariant or row.pins) and rng.random() < 0.1:
         case = replace(case, batch_invariant=True)
-    special = None if case.integer or rng.random() < 0.7 else _one(rng, ("row", "column", "member", "elements"))
+    special = None if case.integer or rng.random() < 0.7 else one(rng, ("row", "column", "member", "elements"))
     if case.activation not in (None, "relu") and special in ("column", "elements"):
         special = "row"  # what becomes of infinity is the activation's own affair
     return replace(case, special=special, guarded=bool(rng.random() < 0.6))
 
 
 def _gated(rng: np.random.Generator, kernel: str, types: Any) -> Case:
-    activation = _one(rng, (None, *cases.ACTIVATIONS))
+    activation = one(rng, (None, *cases.ACTIVATIONS))
     shape = _extents(rng, 2, thin=False)
-    rows = _one(rng, ((), (1,), (3,)))
+    rows = one(rng, ((), (1,), (3,)))
     shape = (shape[0] if rows != (3,) else max(shape[0] // 3, 1), *shape[1:])
     case = Case(kernel, types, shape, (rows, ()), activation=activation, gated=True)
     return replace(case, guarded=bool(rng.random() < 0.6))
 
 
-def _one(rng: np.random.Generator, choices: Any) -> Any:
+def one(rng: np.random.Generator, choices: Any) -> Any:
     return choices[rng.integers(len(choices))]
 
 
@@ -126,24 +125,24 @@ def _every_type(rows: list[jaxgemm.Kernel]) -> list[Any]:
     return sorted({types for row in rows for types in row.types})
 
 
-def _about(rng: np.random.Generator, low: float, high: float) -> int:
+def about(rng: np.random.Generator, low: float, high: float) -> int:
     """Uniform in the logarithm."""
     return int(low * (high / low) ** rng.random())
 
 
 def _extents(rng: np.random.Generator, batch: int, *, thin: bool) -> tuple[int, int, int]:
-    extents = [_about(rng, 1, 2000) for _ in range(3)]
+    extents = [about(rng, 1, 2000) for _ in range(3)]
     kind = rng.random()
     if kind < 0.15:  # one extent far longer than the others
-        extents = [_about(rng, 1, 130) for _ in range(3)]
-        extents[rng.integers(3)] = _about(rng, 2000, 60000)
+        extents = [about(rng, 1, 130) for _ in range(3)]
+        extents[rng.integers(3)] = about(rng, 2000, 60000)
     elif kind < 0.3 or (thin and kind < 0.95):
         extents[rng.integers(2)] = int(rng.integers(1, 9))
     for i in range(3):
         near = rng.random()
         if near < 0.35:  # whole vectors and tiles, and one off
-            unit = _one(rng, (8, 16, 64, 128))
-            extents[i] = max(-(-extents[i] // unit) * unit + (0 if near < 0.25 else _one(rng, (-1, 1))), 1)
+            unit = one(rng, (8, 16, 64, 128))
+            extents[i] = max(-(-extents[i] // unit) * unit + (0 if near < 0.25 else one(rng, (-1, 1))), 1)
     while True:
         m, n, k = extents
         if m * n * k * batch <= MOST and max(m * n, m * k, k * n) * batch <= LARGEST:
@@ -156,10 +155,10 @@ def _extents(rng: np.random.Generator, batch: int, *, thin: bool) -> tuple[int, 
 
 
 def _batches(rng: np.random.Generator) -> Batches:
-    x, y, z = _about(rng, 1, 24), int(rng.integers(1, 6)), int(rng.integers(1, 4))
+    x, y, z = about(rng, 1, 24), int(rng.integers(1, 6)), int(rng.integers(1, 4))
     forms = (((x,), (x,)), ((x,), ()), ((), (x,)), ((1,), (x,)), ((y, z), (y, z)), ((y, 1), (1, z)), ((1, z), (y, 1)))
     forms += (((y, z), (z,)), ((z,), (y, z)), ((y, z, 2), (y, 1, 2)), ((0,), (0,)))
-    return _one(rng, forms) if rng.random() < 0.4 else ((), ())
+    return one(rng, forms) if rng.random() < 0.4 else ((), ())
 
 
 def _order(rng: np.random.Generator, rank: int) -> tuple[int, ...]:
@@ -169,54 +168,19 @@ def _order(rng: np.random.Generator, rank: int) -> tuple[int, ...]:
 
 
 def _epilogue(rng: np.random.Generator, case: Case) -> Case:
-    alpha, beta = _one(rng, cases.INTEGER_SCALINGS if case.integer else cases.SCALINGS)
+    alpha, beta = one(rng, cases.INTEGER_SCALINGS if case.integer else cases.SCALINGS)
     if rng.random() < 0.5:
         alpha, beta = 1, 0
-    activation = _one(rng, ("relu",) if case.integer else cases.ACTIVATIONS) if rng.random() < 0.3 else None
+    activation = one(rng, ("relu",) if case.integer else cases.ACTIVATIONS) if rng.random() < 0.3 else None
     traced = not case.integer and rng.random() < 0.05
     wider = ("float32", "bfloat16", "float16", "float64")
     if not case.integer and rng.random() < 0.05:  # a result that no kernel need write
-        case = replace(case, types=(*case.types[:2], _one(rng, wider), case.types[3]))
+        case = replace(case, types=(*case.types[:2], one(rng, wider), case.types[3]))
     bias = bool(rng.random() < 0.3)
     return replace(case, alpha=alpha, beta=beta, bias=bias, activation=activation, traced=traced)
 
 
 # --- Running ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Gated:
-    """Operands of ``gated_gemm``, and what its result must be; beside ``oracle.Product``."""
-
-    arrays: dict[str, np.ndarray]
-    activation: str | None
-    out: str
-    accumulator: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.arrays["x"].shape[:-1], self.arrays["gate"].shape[-1])
-
-    def reference(self, kernel: str) -> tuple[np.ndarray, np.ndarray]:
-        """The result in float64 and the bound on its error: that of one product, through the other."""
-        x, gate, up = (self.arrays[name].astype(np.float64) for name in ("x", "gate", "up"))
-        k = x.shape[-1]
-        eps, eps_out = (float(ml_dtypes.finfo(dtype_of(t)).eps) for t in (self.accumulator, self.out))
-        relative = (k + 16) * eps + 2 * operand_eps(kernel, self.arrays["x"].dtype.name)
-        error, error_up = (relative * (abs(x) @ abs(w)) for w in (gate, up))
-        z, z_up = x @ gate, x @ up
-        if self.activation is not None:
-            error = STEEPEST * error + 16 * eps * abs(z)
-            z = ACTIVATIONS[self.activation](z)
-        bound = error * abs(z_up) + error_up * abs(z) + error * error_up + (eps_out + 16 * eps) * abs(z * z_up)
-        info = ml_dtypes.finfo(dtype_of(self.out))
-        tiny = float(info.smallest_subnormal if self.out == "float16" else info.smallest_normal)
-        return z * z_up, bound + tiny
-
-    def check(self, result: np.ndarray, kernel: str = "") -> None:
-        assert (result.shape, result.dtype) == (self.shape, dtype_of(self.out)), f"{kernel}: {result.dtype}"
-        expected, bound = self.reference(kernel)
-        compare(result, expected, bound)
 
 
 def operands(case: Case, rng: np.random.Generator, *, special: bool) -> Product | Gated:
@@ -236,7 +200,7 @@ def operands(case: Case, rng: np.random.Generator, *, special: bool) -> Product 
         if case.special == "row":
             a[..., row, :] = np.nan
         elif case.special == "column":
-            b[..., :, column] = _one(rng, (np.inf, -np.inf))
+            b[..., :, column] = one(rng, (np.inf, -np.inf))
         elif case.special == "member":
             a[(*(rng.integers(s) for s in a.shape[:-2]), ...)] = np.nan
         else:
@@ -306,21 +270,29 @@ def fuzz(case: Case, numbers: Any) -> str:
     ours = bool(called) and (not case.gated or case.kernel != "auto" or len(called) == 1)  # two are rounded in between
     results = []
     for p, x in zip(given, arrays, strict=True):
-        first = execute(case, run, x, p)
-        results.append(first)
-        if guards.errors:
-            raise RuntimeError(f"guards: {guards.errors.pop()}")
-        if case.guarded and called and guards.wrote_outside(first):
-            raise AssertionError("wrote outside of its result or of its workspace")
-        check(case, p, first, ours=ours)
-        again = execute(case, run, x, p)
-        same_bits(first, again, "two runs")
+        results.append(twice(case, run, x, p, guarded=case.guarded and bool(called)))
+        check(case, p, results[-1], ours=ours)
     if case.batch_invariant and case.shape[0] > 1:
         fewer_rows(case, given[0], results[0], rng)  # a NaN's own bits may follow other rows
     return called[0] if called else "xla"
 
 
-def execute(case: Case, run: Callable[..., Any], arrays: dict[str, jax.Array], p: Product | Gated) -> np.ndarray:
+def twice(case: Any, run: Callable[..., Any], arrays: dict[str, jax.Array], p: Any, *, guarded: bool) -> np.ndarray:
+    """The result of two runs of a case of any kind.
+
+    Raises:
+        AssertionError: their bits differ or, if guarded, a kernel wrote where it must not.
+    """
+    first = execute(case, run, arrays, p)
+    if guards.errors:
+        raise RuntimeError(f"guards: {guards.errors.pop()}")
+    if guarded and guards.wrote_outside(first):
+        raise AssertionError("wrote outside of its result or of its workspace")
+    same_bits(first, execute(case, run, arrays, p), "two runs")
+    return first
+
+
+def execute(case: Any, run: Callable[..., Any], arrays: dict[str, jax.Array], p: Any) -> np.ndarray:
     """One run, in memory that held something else."""
     if not case.guarded:
         poison([p.shape], p.out)
@@ -356,32 +328,9 @@ def check(case: Case, p: Product | Gated, result: np.ndarray, *, ours: bool) -> 
     with np.errstate(all="ignore"):
         # The bound on the norm is for errors that differ: where nothing is summed, all rows round alike.
         sums = not case.gated and case.alpha != 0 and case.shape[2] > 0
-        if case.gated or case.integer or (sums and _finite(p.a) and _finite(p.b)):
+        if case.gated or case.integer or (sums and finite(p.a) and finite(p.b)):
             p.check(result, case.kernel)
             return
         assert (result.shape, result.dtype) == (p.shape, dtype_of(p.out))
         expected, bound, _ = p.reference(case.kernel)
         compare(result, expected, bound)
-
-
-def _finite(x: np.ndarray) -> bool:
-    return bool(np.isfinite(x.astype(np.float64)).all())
-
-
-def coarser(*types: str) -> str:
-    return max(types, key=lambda t: float(ml_dtypes.finfo(dtype_of(t)).eps))
-
-
-def compare(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None:
-    """As ``Product.check``, where NaN and infinity are expected in places."""
-    got = result.astype(np.float64)
-    with np.errstate(all="ignore"):
-        right = (np.isnan(got) & np.isnan(expected)) | (got == expected) | (abs(got - expected) <= bound)
-        right &= np.isfinite(got) == np.isfinite(expected)
-    wrong = np.argwhere(~right)
-    if len(wrong):
-        at = tuple(wrong[0])
-        raise AssertionError(
-            f"{len(wrong)} of {got.size} elements are off, first at {tuple(map(int, at))}: got {got[at]}, "
-            f"expected {expected[at]} within {bound[at]:.3g}"
-        )

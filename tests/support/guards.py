@@ -27,12 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgemm._runtime import GATED_TARGET, TARGET, ffi
+from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, TARGET, ffi
 
 #: Bytes before and after every buffer. Whole multiples of what XLA aligns buffers to, so that the inner part is aligned
 #: as a buffer of its own would be.
 MARGIN = 4096
 PREFIX = "guarded_"
+#: The calls that are guarded.
+TARGETS = (TARGET, GATED_TARGET, GROUPED_TARGET, GROUPED_GATED_TARGET, MANY_TARGET)
 #: What all of a result is where a kernel wrote outside of it; exact in every type.
 SENTINEL = {"f": -12288.0, "i": -559038737}
 
@@ -194,10 +196,17 @@ def _call(original: Any, target: str, results: Any, operands: tuple[Any, ...], a
     written = _written(outputs[0])
     for x in outputs[1:]:
         written = lax.bitwise_or(written, _written(x))
-    size, margin = prod(results[0].shape), MARGIN // np.dtype(results[0].dtype).itemsize
-    d = lax.reshape(lax.slice(outputs[0], (margin,), (margin + size,)), results[0].shape)
+    count = len(operands) // 2 if target == MANY_TARGET else 1  # what follows is a workspace
+    own = [_result(x, of.shape, written) for x, of in zip(outputs[:count], results[:count], strict=True)]
+    return [*own, *outputs[count:]]
+
+
+def _result(x: jax.Array, shape: tuple[int, ...], written: jax.Array) -> jax.Array:
+    """A result out of its buffer, or the sentinel."""
+    size, margin = prod(shape), MARGIN // np.dtype(x.dtype).itemsize
+    d = lax.reshape(lax.slice(x, (margin,), (margin + size,)), shape)
     sentinel = SENTINEL["i" if jnp.issubdtype(d.dtype, jnp.integer) else "f"]
-    return [lax.select(lax.broadcast(written, d.shape), lax.full_like(d, sentinel), d), *outputs[1:]]
+    return lax.select(lax.broadcast(written, d.shape), lax.full_like(d, sentinel), d)
 
 
 @contextlib.contextmanager
@@ -206,7 +215,7 @@ def counted(*, poisoned: bool = False) -> Iterator[list[str]]:
     original, called = jax.ffi.ffi_call, []
 
     def ffi_call(target: str, results: Any, **keywords: Any) -> Any:
-        if target not in (TARGET, GATED_TARGET):
+        if target not in TARGETS:
             return original(target, results, **keywords)
 
         def call(*operands: Any, **attributes: Any) -> Any:

@@ -196,6 +196,64 @@ class Product:
         return result, bound + eps_out * abs(result) + tiny, norm_bound + np.sqrt(z.size) * tiny
 
 
+@dataclass(frozen=True)
+class Gated:
+    """Operands of ``gated_gemm``, and what its result must be; beside ``oracle.Product``."""
+
+    arrays: dict[str, np.ndarray]
+    activation: str | None
+    out: str
+    accumulator: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.arrays["x"].shape[:-1], self.arrays["gate"].shape[-1])
+
+    def reference(self, kernel: str) -> tuple[np.ndarray, np.ndarray]:
+        """The result in float64 and the bound on its error: that of one product, through the other."""
+        x, gate, up = (self.arrays[name].astype(np.float64) for name in ("x", "gate", "up"))
+        k = x.shape[-1]
+        eps, eps_out = (float(ml_dtypes.finfo(dtype_of(t)).eps) for t in (self.accumulator, self.out))
+        relative = (k + 16) * eps + 2 * operand_eps(kernel, self.arrays["x"].dtype.name)
+        error, error_up = (relative * (abs(x) @ abs(w)) for w in (gate, up))
+        z, z_up = x @ gate, x @ up
+        if self.activation is not None:
+            error = STEEPEST * error + 16 * eps * abs(z)
+            z = ACTIVATIONS[self.activation](z)
+        bound = error * abs(z_up) + error_up * abs(z) + error * error_up + (eps_out + 16 * eps) * abs(z * z_up)
+        info = ml_dtypes.finfo(dtype_of(self.out))
+        tiny = float(info.smallest_subnormal if self.out == "float16" else info.smallest_normal)
+        return z * z_up, bound + tiny
+
+    def check(self, result: np.ndarray, kernel: str = "") -> None:
+        assert (result.shape, result.dtype) == (self.shape, dtype_of(self.out)), f"{kernel}: {result.dtype}"
+        expected, bound = self.reference(kernel)
+        compare(result, expected, bound)
+
+
+def finite(x: np.ndarray) -> bool:
+    return bool(np.isfinite(x.astype(np.float64)).all())
+
+
+def coarser(*types: str) -> str:
+    return max(types, key=lambda t: float(ml_dtypes.finfo(dtype_of(t)).eps))
+
+
+def compare(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None:
+    """As ``Product.check``, where NaN and infinity are expected in places."""
+    got = result.astype(np.float64)
+    with np.errstate(all="ignore"):
+        right = (np.isnan(got) & np.isnan(expected)) | (got == expected) | (abs(got - expected) <= bound)
+        right &= np.isfinite(got) == np.isfinite(expected)
+    wrong = np.argwhere(~right)
+    if len(wrong):
+        at = tuple(wrong[0])
+        raise AssertionError(
+            f"{len(wrong)} of {got.size} elements are off, first at {tuple(map(int, at))}: got {got[at]}, "
+            f"expected {expected[at]} within {bound[at]:.3g}"
+        )
+
+
 def run_all(products: list[Product], kernel: str, **options: int) -> list[np.ndarray]:
     """Every product by one compiled program (compiling is most of a small test's time)."""
     arrays = [{name: jnp.asarray(x) for name, x in p.arrays.items()} for p in products]

@@ -28,8 +28,7 @@ def test_its_results(script, monkeypatch, tmp_path, capsys):
     runner = bench.on_default_device(repeats=3, budget_s=0.01)
     programs = dict.fromkeys(("move", "auto", "sm90", "xla default", "xla cublas"), jax.jit(jnp.matmul))
     monkeypatch.setattr(script, "parse", lambda *_: (None, tmp_path, runner))
-    monkeypatch.setattr(script, "build", lambda *_: None)
-    monkeypatch.setattr(script, "register", lambda *_: None)
+    monkeypatch.setattr(script, "ready", lambda *_: None)
     monkeypatch.setattr(script, "programs", lambda *_: programs)
     monkeypatch.setattr(script, "SHAPES", ((3, 4, 5, None), (8, 8, 8, 2)))
     assert script.main([]) == 0
@@ -43,12 +42,12 @@ def test_its_results(script, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.gpu
-def test_every_vector_is_read_and_written(script, tmp_path, rng):
+def test_every_vector_is_read_and_written(script, rng):
     """A vector of the result has bits of the vectors that its thread read, so that none can be left out."""
-    script.register(script.build(tmp_path, jax.devices("cuda")[0], script.SOURCE), ["floor_move"])
+    target = script.ready(jax.devices("cuda")[0])
     a, b = (jnp.asarray(rng.integers(1, 2**32, shape, np.uint32)) for shape in ((33, 128), (128, 100)))
     result = jax.ShapeDtypeStruct((33, 100), jnp.uint32)
-    d = jax.jit(jax.ffi.ffi_call("floor_move", result))(a, b)
+    d = jax.jit(jax.ffi.ffi_call(target, result))(a, b)
     read = np.concatenate([np.asarray(x).ravel() for x in (a, b)]).reshape(-1, 4)
     per_block = 4 * 256
     padded = np.zeros((-(-len(read) // per_block) * per_block, 4), np.uint32)

@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import cases
 import fuzz
 import fuzz_cases
+import fuzz_groups
 import fuzz_load
+import group_cases
 import guards
 import jax
 import numpy as np
@@ -27,7 +31,7 @@ PLAIN = Case("host", F32, (33, 17, 21), guarded=False)
 
 
 def found_of(case, monkeypatch):
-    monkeypatch.setattr(fuzz_cases, "draw", lambda *_: case)
+    monkeypatch.setattr(fuzz, "draw", lambda *_, **__: case)
     return fuzz.run(7, indices=[3])
 
 
@@ -46,7 +50,7 @@ def test_everything_is_drawn():
     assert options == {(row.name, name) for row in ROWS for name in row.options}
     assert {case.special for case in drawn} == {None, "row", "column", "member", "elements"}
     assert {case.layout for case in drawn} == {"NN", "NT", "TN", "TT"}
-    assert {case.activation for case in drawn} == {None, *fuzz_cases.ACTIVATIONS}
+    assert {case.activation for case in drawn} == {None, *cases.ACTIVATIONS}
     for name in ("traced", "bias", "batch_invariant", "gated", "guarded"):
         assert {getattr(case, name) for case in drawn} == {True, False}, name
     extents = [extent for case in drawn for extent in case.shape]
@@ -62,6 +66,64 @@ def test_cases_are_of_bounded_size():
         batch = int(np.prod(np.broadcast_shapes(*case.batches)))
         assert m * n * k * batch <= 2 * fuzz_cases.MOST
         assert max(m * n, m * k, k * n) * batch <= 2 * fuzz_cases.LARGEST
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_groups_is_drawn():
+    drawn = [fuzz_groups.draw(0, i, ROWS) for i in range(1000)]
+    assert {case.kernel for case in drawn} == {"auto", *(row.name for row in ROWS if row.grouped)}
+    assert {case.form for case in drawn} == set(group_cases.FORMS)
+    assert {case.kind for case in drawn} == set(group_cases.KINDS)
+    assert {case.activation for case in drawn if case.form == "rows"} == {None, *cases.ACTIVATIONS}
+    for name in ("bias", "guarded"):
+        assert {getattr(case, name) for case in drawn} == {True, False}, name
+    assert {case.offset is None for case in drawn} == {True, False}
+    assert {bool(case.members) for case in drawn} == {True, False}
+    assert {0 in case.shape for case in drawn} == {True, False}
+    assert max(case.groups for case in drawn) > 200
+    assert len({str(case) for case in drawn}) == len(drawn)
+    for case in drawn:
+        m, k, n = case.shape
+        assert m * k * n <= fuzz_cases.MOST
+        assert case.held * k * n <= fuzz_cases.LARGEST
+    assert str(drawn[3]) == str(fuzz_groups.draw(0, 3, ROWS))
+
+
+def test_some_cases_are_of_groups():
+    drawn = [type(fuzz.draw(0, i, ROWS, groups=False)) for i in range(200)]
+    assert 20 < drawn.count(fuzz_groups.Case) < 60
+    assert type(fuzz.draw(0, drawn.index(fuzz_cases.Case), ROWS, groups=True)) is fuzz_groups.Case
+
+
+@pytest.mark.parametrize("form", group_cases.FORMS)
+def test_groups_pass(form):
+    case = fuzz_groups.Case("auto", form, ("float32", "float32"), (19, 8, 6), 5, "negative", 5)
+    for changed in ({}, {"held": 3, "offset": 1}, {"members": 2, "mapped": ("lhs", "rhs", "sizes")}):
+        assert fuzz_groups.fuzz(replace(case, **changed), 1) == "xla"
+
+
+@pytest.mark.gpu
+def test_groups_pass_on_a_gpu():
+    found = fuzz.run(1, 20, groups=True)
+    assert not found.failures
+    assert found.guarded
+    assert found.grouped == found.ran.total()
+
+
+def test_a_wrong_group_is_found_and_can_be_run_again(faulty, monkeypatch):
+    def wrong(x, _run):
+        x[1, 2] += 0.5
+        return x
+
+    faulty(wrong)
+    case = fuzz_groups.Case("auto", "rows", ("float32", "float32"), (19, 8, 6), 2, "cuts", 2)
+    monkeypatch.setattr(fuzz, "draw", lambda *_, **__: case)
+    (failure,) = fuzz.run(7, indices=[3], groups=True).failures
+    assert "1 of " in failure
+    assert "elements are off, first at" in failure
+    assert "again: python tests/fuzz.py 60 7 --groups --only 3" in failure
 
 
 # --- What passes ------------------------------------------------------------------------------------------------
@@ -183,7 +245,7 @@ def test_any_other_error(monkeypatch):
 
 def test_a_run_stops_at_many_failures(faulty, monkeypatch):
     faulty(one_element)
-    monkeypatch.setattr(fuzz_cases, "draw", lambda *_: PLAIN)
+    monkeypatch.setattr(fuzz, "draw", lambda *_, **__: PLAIN)
     assert len(fuzz.run(7, indices=range(1000)).failures) == fuzz.ENOUGH
 
 

@@ -66,6 +66,23 @@ def test_of_rules_kernels_that_were_timed_on_all_products_count(script):
     assert found == [row for row in rows if row["kernel"] == "simt"]
 
 
+def test_groups_are_beside_xlas_torchs_and_reading(script, tmp_path, monkeypatch):
+    times = {"jaxgemm auto": 10.0, "XLA default": 40.0, "XLA cublas": 30.0, "torch": 15.0, "reading weights": 9.0}
+    rows = [{"problem": "forward 1x2x3", "path": path, "us": us, "tflops": 70.0} for path, us in times.items()]
+    rows += [{"problem": "d rhs 1x2x3", "path": "jaxgemm auto", "message": "failed"}]
+    table = script.grouped({"rows": rows}).splitlines()
+    assert table[2:] == [
+        "| forward 1x2x3 | 10.00 | 70 | 30.00 | - | 15.00 | 9.000 | 3.00 | - | 1.50 | 0.90 |",
+        "| d rhs 1x2x3 | - | - | - | - | - | - | - | - | - | - |",
+    ]
+    assert len({line.count("|") for line in table}) == 1
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    assert script._grouped_tables() == []
+    report.write(tmp_path / "nvidia-some/grouped.json", {"rows": rows})
+    ((_, file, _, made),) = script._grouped_tables()
+    assert made(report.load(file)) == script.grouped({"rows": rows})
+
+
 def test_several_devices_are_beside_each_other(script):
     common = {"case": "c", "form": "f", "is_part": False, "message": "", "ratio": 1.0}
     rows = [

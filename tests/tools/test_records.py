@@ -51,7 +51,7 @@ def test_quotes_are_found():
 
 
 CLEAN = {"errors": 0, "products": 9, "output": []}
-SANITIZED = {"kernels": [*sanitize.KERNELS], "tools": dict.fromkeys(sanitize.TOOLS, CLEAN), "date": "2026-11-21"}
+SANITIZED = {"kernels": [*sanitize.SECTIONS], "tools": dict.fromkeys(sanitize.TOOLS, CLEAN), "date": "2026-11-21"}
 
 
 @pytest.mark.parametrize(

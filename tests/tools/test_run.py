@@ -26,7 +26,12 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     biased = replace(made.dense("bias", made._biased, {"bias": (6,)}, 5, 6, 7), dtype="float32")
     layer = replace(made.decoder(2, 3, 8, 2, 12, 10), dtype="float32")
     monkeypatch.setitem(runner_script.PROGRAMS, "programs", (scores, biased, layer))
-    suites = "smoke", "chain", "gated", "programs"
+    groups = [
+        runner_script.grouped.Layer(form, 11, 8, 16, 3, dtype="float32") for form in runner_script.grouped.NUMBERS
+    ]
+    groups.append(replace(groups[0], m=2, equal=True))
+    monkeypatch.setitem(runner_script.grouped.LAYERS, "grouped", groups)
+    suites = "smoke", "chain", "gated", "programs", "grouped"
     monkeypatch.setattr(sys, "argv", ["run.py", *suites, "--repeats", "3", "--results", str(tmp_path)])
     assert runner_script.main() == 0
     folder = tmp_path / runner_script.slug(report.device_name(jax.devices()[0]))
@@ -47,6 +52,10 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     written = json.loads((folder / "programs.json").read_text())["rows"]
     assert [row["problem"] for row in written[::3]] == [str(scores), str(biased), str(layer)]
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["error"] < 1e-6 for row in written)
+    grouped = json.loads((folder / "grouped.json").read_text())["rows"]
+    assert [row["path"] for row in grouped] == ["jaxgemm auto", "XLA default"] * len(groups)
+    assert [row["problem"] for row in grouped[::2]] == [str(layer) for layer in groups]
+    assert all(row["us"] > 0 and row["tflops"] > 0 and row["ratio"] > 0 and row["error"] < 1e-6 for row in grouped)
     out, _ = capsys.readouterr()
     assert "trace + compile" in out
 

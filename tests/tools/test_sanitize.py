@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import group_cases
 import numpy as np
 import pytest
 import sanitize
@@ -67,6 +68,18 @@ def test_a_script_that_is_ended_ends_its_tools(tmp_path):
     assert script.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
+
+
+def test_every_configuration_of_groups_has_products(monkeypatch):
+    monkeypatch.setattr(group_cases, "configurations", lambda *_: [{"tile_m": rows, "group": 1} for rows in range(4)])
+    labels, products, options = zip(*sanitize.grouped_calls(np.random.default_rng(0)), strict=True)
+    assert len(set(labels)) == len(labels)
+    for shape in {p.lhs.shape for p in products}:
+        assert {x["tile_m"] for p, x in zip(products, options, strict=True) if p.lhs.shape == shape} == set(range(4))
+    assert {p.form for p in products} == set(group_cases.FORMS)
+    for name in ("bias", "activation", "up", "offset"):
+        assert {getattr(p, name) is None for p in products} == {True, False}, name
+    assert any(np.isnan(p.lhs.astype(np.float32)).any() for p in products)
 
 
 def test_every_kernel_has_products():

@@ -104,9 +104,9 @@ Status launch_sm80(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   Params params{};
   if (plan.wide) {
     if (plan.a.repack || plan.b.repack) {
-      const Status status =
-          sm90::launch_repack(repack_of(plan.a, p.a, buffers.a, buffers, p),
-                              repack_of(plan.b, p.b, buffers.b, buffers, p), executor.stream);
+      const sm90::RepackOperand copies[] = {repack_of(plan.a, p.a, buffers.a, buffers, p),
+                                            repack_of(plan.b, p.b, buffers.b, buffers, p)};
+      const Status status = sm90::launch_repack(copies, executor.stream);
       if (!status.ok()) return status;
     }
     const auto data = [&](const PlannedOperand& x, const void* given) {

@@ -37,34 +37,26 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
   return dense;
 }
 
-// Expected tokens of a group up to which they lie along a tile's columns. Above, tiles along the rows were
-// faster: the forms of a tile take different times, so that blocks drift apart and L2 keeps less of what they
-// share.
-constexpr double kTokensOnColumns = 256;
+// How many times the expected tokens of a group a tile must have if they lie along its columns. Where a group
+// makes several such tiles, their forms take different times, so that blocks drift apart and load the weights
+// that they share again.
+constexpr double kSpareColumns = 2;
 // How many times the expected tokens of a group a tile may have: a larger one loads no faster, and idles
 // longer.
 constexpr double kIdleTokens = 4;
 
 bool worthwhile(const TileConfig& t, const Expected& expected) {
   if (t.grouped == Grouped::kSums) return true;
-  if (t.grouped == Grouped::kColumns && expected.tokens > kTokensOnColumns) return false;
   const int tokens = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
+  if (t.grouped == Grouped::kColumns && tokens < kSpareColumns * expected.tokens) return false;
   return tokens <= kIdleTokens * std::max(expected.tokens, 4.0);
 }
 
 bool allowed(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
-  const auto allows = [&](Option option, int64_t value) {
-    return !fixed(p, option) || fixed(p, option) == value;
-  };
   if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
     return false;
-  if (p.gated != (t.gated != Gated::kNo)) return false;
   if (!fixed(p, kTileM) && !fixed(p, kTileN) && !worthwhile(t, expected)) return false;
-  return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
-         allows(kSchedule, static_cast<int>(t.schedule)) &&
-         allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
-         allows(kReduction, static_cast<int64_t>(Reduction::kWorkspace)) && allows(kUnaligned, 1) &&
-         allows(kEveryEighth, 1) && allows(kGrid, static_cast<int64_t>(Grid::kResident));
+  return p.gated == (t.gated != Gated::kNo) && options_allow(p, t);
 }
 
 // Whether clusters of m x n blocks may share loads. They share tokens, as all tiles of a cluster have the
@@ -84,21 +76,33 @@ RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfi
   units.products = expected.groups * double(dense.batch[0]);
   RankedConfig best;
   for (const int walk : {1, 2, 4, 8, 16}) {
-    if (group ? walk != 1 : walk / 2 >= units.rows && walk > 1) continue;
+    if (group ? walk != 1 : walk / 4 >= units.rows && walk > 1) continue;
     c.group = group ? static_cast<int>(group) : walk;
     const Cost found = cost(dense, s, t, c, machine, units);
-    if (walk == 1 || found.total < best.cost.total) best = {c, found};
+    // Of walks that should be equal the longest: some groups have more tokens than is expected.
+    if (walk == 1 || found.total <= best.cost.total) best = {c, found};
   }
   return best;
 }
 
 }  // namespace
 
+bool options_allow(const GemmProblem& p, const TileConfig& t) {
+  const auto allows = [&](Option option, int64_t value) {
+    return !fixed(p, option) || fixed(p, option) == value;
+  };
+  return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
+         allows(kSchedule, static_cast<int>(t.schedule)) &&
+         allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
+         allows(kReduction, static_cast<int64_t>(Reduction::kWorkspace)) && allows(kUnaligned, 1) &&
+         allows(kEveryEighth, 1) && allows(kGrid, static_cast<int64_t>(Grid::kResident));
+}
+
 std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& machine) {
   std::vector<RankedConfig> ranked;
   const Expected expected(p);
   const GemmProblem dense = stand_in(p, expected);
-  for (int tile = kUngroupedTileCount; tile < kTileCount; ++tile) {
+  for (int tile = kUngroupedTileCount; tile < kSingleTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
     if (!allowed(p, t, expected)) continue;
     const bool swap = t.grouped == Grouped::kColumns;

@@ -24,8 +24,8 @@ enum class Gated : uint8_t { kNo, kColumns, kRows };
 
 // A grouped product (groups.cuh). Rows of A are tokens here: a tile has tokens of one group only, along its
 // rows, or along its columns where groups have few and operands are swapped; or tokens are what is summed
-// over.
-enum class Grouped : uint8_t { kNo, kRows, kColumns, kSums };
+// over. Or a launch has many products of different shapes, and a tile is one of any of them (many.cuh).
+enum class Grouped : uint8_t { kNo, kRows, kColumns, kSums, kMany };
 
 // A tile that the right edge of the result cuts to this many columns or fewer multiplies only this many.
 constexpr int kNarrowColumns = 64;
@@ -168,7 +168,7 @@ constexpr TileConfig kTiles[] = {
     {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
     {.tile_m = 128, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
     {.tile_m = 128, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
-    // Tiles of grouped products come last.
+    // Tiles of grouped products come last but for those of many.
     {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kRows},
     {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kRows},
     {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kColumns},
@@ -218,6 +218,10 @@ constexpr TileConfig kTiles[] = {
      .schedule = kPingPong,
      .gated = Gated::kRows,
      .grouped = Grouped::kColumns},
+    // Tiles of many products.
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kMany},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kMany},
+    {.tile_m = 64, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kMany},
 };
 
 // Whether the last column of tiles is cut to kNarrowColumns or fewer.
@@ -226,12 +230,15 @@ constexpr bool has_narrow_edge(const TileConfig& t, int64_t columns) {
 }
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-constexpr int kGatedTileCount = 7, kGroupedTileCount = 14;
-constexpr int kPlainTileCount = kTileCount - kGatedTileCount - kGroupedTileCount;
+constexpr int kGatedTileCount = 7, kGroupedTileCount = 14, kManyTileCount = 3;
+constexpr int kPlainTileCount = kTileCount - kGatedTileCount - kGroupedTileCount - kManyTileCount;
 constexpr int kUngroupedTileCount = kPlainTileCount + kGatedTileCount;
+constexpr int kSingleTileCount = kTileCount - kManyTileCount;  // of launches that have one product
 static_assert(kTiles[kPlainTileCount - 1].gated == Gated::kNo && kTiles[kPlainTileCount].gated != Gated::kNo);
 static_assert(kTiles[kUngroupedTileCount - 1].grouped == Grouped::kNo &&
               kTiles[kUngroupedTileCount].grouped != Grouped::kNo);
+static_assert(kTiles[kSingleTileCount - 1].grouped != Grouped::kMany &&
+              kTiles[kSingleTileCount].grouped == Grouped::kMany);
 
 // An MN-major operand is loaded and laid out in blocks of this many of its rows. 64 make the better copies;
 // 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a gated tile,

@@ -39,6 +39,8 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine
 
 // Those of a grouped product.
 std::vector<RankedConfig> rank_grouped(const GemmProblem& problem, const Machine& machine);
+// Whether the options that a problem fixes allow a tile of grouped or of many products; clusters apart.
+bool options_allow(const GemmProblem& problem, const TileConfig& tile);
 
 // A value for each of the kernel's options, in their order.
 std::vector<int64_t> options_of(const Config& config);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "../chip.h"
 #include "../device/tma.cuh"
 #include "../device/types.cuh"
 #include "../device/wgmma.cuh"
@@ -65,7 +66,7 @@ struct EveryEighthParams : Params {
 
 // The maps of D and of C for a product of the batch.
 template <typename E>
-__device__ __forceinline__ const CUtensorMap* d_map(const Params& p, int batch) {
+__device__ __forceinline__ const CUtensorMap* d_map(const typename E::Results& p, int batch) {
   if constexpr (E::kEveryEighth) {
     if (batch < p.lines.count % 8) return &static_cast<const EveryEighthParams&>(p).d_longer;
   }
@@ -100,14 +101,41 @@ struct GroupedParams : GatedParams {
   GroupTable groups;
 };
 
+// One of many products.
+struct ManyEntry {
+  CUtensorMap x, y, d;
+  Output out;
+  int rows, cols;       // of x and of y
+  uint32_t first_unit;  // where its units begin
+  int k_blocks;
+};
+
+// Many products. Those that fill a kernel's parameters make one launch.
+struct ManyHeader {
+  TileSchedule schedule;
+  uint32_t walk;  // rows of tiles that are walked together
+};
+constexpr int kManyEntries =
+    static_cast<int>((kParameterBytes - sizeof(ManyHeader)) / (sizeof(ManyEntry) + sizeof(uint32_t)));
+struct ManyParams : ManyHeader {
+  // Where each entry's units end. Apart from the entries, as each lane of a warp reads some of them.
+  uint32_t units_end[kManyEntries];
+  ManyEntry entries[kManyEntries];
+};
+static_assert(sizeof(ManyParams) <= kParameterBytes);
+
 // The kernel for one tile, the majors of x and y, and the operands' type.
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
 struct Engine {
   using In = In_;
+  static constexpr bool kIsMany = kConfig.grouped == Grouped::kMany;
   using Parameters = std::conditional_t<
-      kConfig.grouped != Grouped::kNo, GroupedParams,
-      std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
-                         std::conditional_t<kConfig.every_eighth, EveryEighthParams, Params>>>;
+      kIsMany, ManyParams,
+      std::conditional_t<
+          kConfig.grouped != Grouped::kNo, GroupedParams,
+          std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
+                             std::conditional_t<kConfig.every_eighth, EveryEighthParams, Params>>>>;
+  using Results = std::conditional_t<kIsMany, ManyEntry, Params>;  // the part that is about a tile's results
   static constexpr TileConfig kTile = kConfig;
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;

@@ -22,6 +22,12 @@
 
 namespace jaxgemm::cuda::sm90 {
 
+// Stands for C where there is none.
+struct NoAddend {
+  template <typename P>
+  __device__ NoAddend(const P&, uint32_t, uint32_t) {}
+};
+
 template <typename E>
 class EpilogueWarp {
   using In = typename E::In;
@@ -37,10 +43,13 @@ class EpilogueWarp {
   // Whether StorePath::kRows has code apart from kRowsFinished. Three consumers, or 160 accumulators, leave
   // no registers for it.
   static constexpr bool kHasPlainRows = E::kConsumers < 3 && E::kTile.accumulators() < 160;
+  // Many products have no epilogue.
+  static constexpr bool kFinishes = !E::kIsMany;
+  static_assert(kHasPlainRows || kFinishes);
 
  public:
   // Consumer `warp` of the block.
-  __device__ EpilogueWarp(const Params& params, const SharedLayout<E>& shared, int warp)
+  __device__ EpilogueWarp(const typename E::Results& params, const SharedLayout<E>& shared, int warp)
       : p_(params),
         out_(params.out),
         staging_(shared.staging + warp * E::kStagingBytes),
@@ -85,9 +94,9 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if (out_.path == StorePath::kTma)
       store_tma<kSwap>(acc, first);
-    else if (kHasPlainRows && out_.path == StorePath::kRows)
+    else if (kHasPlainRows && (!kFinishes || out_.path == StorePath::kRows))
       store_plain_rows<kSwap>(acc, first);
-    else
+    else if constexpr (kFinishes)
       store_finished<kSwap>(acc, first);
   }
 
@@ -355,13 +364,13 @@ class EpilogueWarp {
     rows.write(d, rows_left(s));
   }
 
-  const Params& p_;
+  const typename E::Results& p_;
   const Output& out_;
   uint32_t staging_;
   int lane_;
   int buffer_ = 0;
   TileBias<E> bias_;
-  Addend<E> addend_;
+  std::conditional_t<kFinishes, Addend<E>, NoAddend> addend_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

@@ -81,7 +81,7 @@ __device__ __forceinline__ void consume_groups(const GroupedParams& p, const Sha
       continue;
     }
     if (E::kGrouped == Grouped::kRows && unit.row + row >= unit.end) {  // no token is this warpgroup's
-      pass_stages<E>(shared, place, ring, unit.k_blocks);
+      pass_stages<E>(shared, place, ring, group, unit.k_blocks);
       issued();
       continue;
     }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void produce_groups(const GroupedParams& p, const Sha
   GroupUnits<E> units(p, place);
   bool more = units.find();
   ready();
-  RingFill<E> ring(p, shared);
+  RingFill<E> ring(p.idle_stages, shared);
   for (; more; more = units.next()) {
     const GroupUnit& unit = units.unit();
     if (unit.k_blocks == 0) continue;

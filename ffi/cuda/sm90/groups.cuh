@@ -78,6 +78,21 @@ struct GroupUnit {
   bool alone;             // no other tile has the same weights
 };
 
+// A tile's place among those of a group, or of one of many products.
+struct WalkedTile {
+  uint32_t row, column;
+};
+
+// Tile number `index` of `rows` x `columns`, which are walked `walk` rows at a time, down these first and
+// then along the columns.
+__device__ __forceinline__ WalkedTile walked_tile(uint32_t index, uint32_t rows, uint32_t columns,
+                                                  uint32_t walk) {
+  const uint32_t patch = index / (walk * columns), first_row = patch * walk;
+  const uint32_t height = min(walk, rows - first_row), in_patch = index - first_row * columns;
+  const uint32_t column = in_patch / height;
+  return {first_row + in_patch - column * height, column};
+}
+
 // The units of a block that multiply tokens by weights. Groups follow each other; the tiles of one are walked
 // `walk` rows at a time, down these first and then along the columns.
 template <typename E>
@@ -136,12 +151,8 @@ class TokenUnits {
     const uint32_t rows = (end - begin + kTokens - 1) / kTokens;
     const uint32_t within = index_ - (__shfl_sync(0xffffffffu, tiles_end_, lane) - rows) * table_.columns;
     // As rows and columns of the engine, whichever of them are tokens.
-    const uint32_t down = kOnRows ? rows : table_.columns, across = kOnRows ? table_.columns : rows;
-    const uint32_t first_row = within / (table_.walk * across) * table_.walk,
-                   in_patch = within - first_row * across;
-    const uint32_t height = min(table_.walk, down - first_row);
-    const uint32_t engine_column = in_patch / height,
-                   engine_row = first_row + in_patch - engine_column * height;
+    const auto [engine_row, engine_column] =
+        walked_tile(within, kOnRows ? rows : table_.columns, kOnRows ? table_.columns : rows, table_.walk);
     const uint32_t row = kOnRows ? engine_row : engine_column, column = kOnRows ? engine_column : engine_row;
     const uint32_t entry = window_.first() + lane, batch = entry / window_.each();
     const uint32_t group = entry - batch * window_.each(), before = batch * table_.rows;

@@ -7,14 +7,24 @@
 
 #include "kernel.cuh"
 #include "launch.h"
+#include "many.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
 template <typename E>
+constexpr auto kernel_of() {
+  if constexpr (E::kIsMany)
+    return &many_sm90<E>;
+  else
+    return &gemm_sm90<E>;
+}
+
+template <typename E>
 Status launch_engine(const typename E::Parameters& params, const Launch& launch) {
+  constexpr auto kernel = kernel_of<E>();
   if (launch.prepare) {
     const cudaError_t error =
-        cudaFuncSetAttribute(gemm_sm90<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, E::kSharedBytes);
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, E::kSharedBytes);
     if (error != cudaSuccess) return {std::string("preparing kernel 'sm90': ") + cudaGetErrorString(error)};
     return {};
   }
@@ -35,7 +45,7 @@ Status launch_engine(const typename E::Parameters& params, const Launch& launch)
   config.stream = launch.stream;
   config.attrs = attributes;
   config.numAttrs = static_cast<unsigned>(count);
-  cudaLaunchKernelEx(&config, gemm_sm90<E>, params);
+  cudaLaunchKernelEx(&config, kernel, params);
   return launch_status("sm90");
 }
 
@@ -87,6 +97,18 @@ Status launch_grouped_tiles(const GroupedParams& params, const Launch& launch) {
   [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
     (launch_tile.template operator()<kUngroupedTileCount + kTile>(), ...);
   }(std::make_integer_sequence<int, kGroupedTileCount>{});
+  return status;
+}
+
+template <typename In, Major kX, Major kY>
+Status launch_many_tiles(const ManyParams& params, const Launch& launch) {
+  Status status{"internal error: no such tile of many products in kernel 'sm90'"};
+  const auto launch_tile = [&]<int kTile>() {
+    if (kTile == launch.tile) status = launch_engine<Engine<kTiles[kTile], kX, kY, In>>(params, launch);
+  };
+  [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
+    (launch_tile.template operator()<kSingleTileCount + kTile>(), ...);
+  }(std::make_integer_sequence<int, kManyTileCount>{});
   return status;
 }
 

@@ -94,7 +94,7 @@ class TmaOperand {
 };
 
 // Loads tokens of one group, which are K-major, in boxes of so many tokens that a group's last tile need not
-// load all of the next group's that would fill it.
+// load all of the next group's that would fill it. Of many products it loads the rows of one.
 template <int kLines, bool kMulticast, int kStageBytes>
 class TokenOperand {
  public:
@@ -228,9 +228,9 @@ struct LoadedOperands {
 template <typename E>
 class RingFill {
  public:
-  __device__ __forceinline__ RingFill(const Params& p, const SharedLayout<E>& shared)
-      : shared_(shared), elected_(elect_one()), idles_(p.idle_stages > 0) {
-    ahead_.skip(p.idle_stages);
+  __device__ __forceinline__ RingFill(int idle_stages, const SharedLayout<E>& shared)
+      : shared_(shared), elected_(elect_one()), idles_(idle_stages > 0) {
+    ahead_.skip(idle_stages);
   }
 
   // Fills `left` > 0 stages from `k` on, with `bytes` each.
@@ -287,7 +287,7 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   y.pin();
   asm volatile("" : "+r"(bytes), "+r"(k), "+r"(left));
   ready();
-  RingFill<E> ring(p, shared);
+  RingFill<E> ring(p.idle_stages, shared);
   for (;;) {
     ring.fill(x, y, up, bytes, k, left);
     if constexpr (kWalk == Walk::kOneWave) return;
@@ -321,25 +321,30 @@ class StageRelease {
   uint32_t barrier_ = 0, held_ = 0;
 };
 
-// Releases the next `count` stages, of which this warpgroup has nothing to multiply.
+// Releases the next `count` stages, of which this warpgroup has nothing to multiply. Its first warp does that
+// alone: no product keeps the others in step with it, and one that still writes results of the tile before
+// would find barriers that have moved on by two phases, which look as if they had not moved.
 template <typename E>
 __device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const ClusterPlace& place,
-                                            RingPosition<E::kStages>& ring, int count) {
+                                            RingPosition<E::kStages>& ring, int group, int count) {
   StageRelease<E> release(shared, place);
-  for (; count > 0; --count) {
+  for (int left = threadIdx.x % 128 < 32 ? count : 0; left > 0; --left) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
     release.hold(ring.stage);
     release();
     ring.next();
   }
+  if (threadIdx.x % 128 >= 32) ring.skip(count);
+  named_barrier_sync(4 + group, 128);
 }
 
-// acc = rows [row, row + kGroupRows) of x times the first kColumns rows of y, over the next k_blocks >= 1
-// stages. One stage's products are in flight while the next stage's are issued, and only then is the stage
-// released. Three hooks: `arrived` is called with the number of each stage and the stage when that has
-// arrived, `started` when the products of the first have been issued, and `issued` when all products have
-// been issued but not yet waited for.
-template <typename E, int kColumns, typename Arrived, typename Started, typename Issued>
+// acc = rows [row, row + kGroupRows) of x, or the first kBlocks blocks of 64 of them, times the first
+// kColumns rows of y, over the next k_blocks >= 1 stages. One stage's products are in flight while the next
+// stage's are issued, and only then is the stage released. Three hooks: `arrived` is called with the number
+// of each stage and the stage when that has arrived, `started` when the products of the first have been
+// issued, and `issued` when all products have been issued but not yet waited for.
+template <typename E, int kColumns, int kBlocks = E::kBlocksM, typename Arrived, typename Started,
+          typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                          const ClusterPlace& place, RingPosition<E::kStages>& ring, int row,
                                          int k_blocks, Arrived&& arrived, Started&& started,
@@ -365,7 +370,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
 #pragma unroll
     for (int step = 0; step < kTileK / 16; ++step) {
 #pragma unroll
-      for (int i = 0; i < E::kBlocksM; ++i) {
+      for (int i = 0; i < kBlocks; ++i) {
         Mma::mma(reinterpret_cast<float (&)[kColumns / 2]>(acc.value[i]),
                  advance(x, i * X::kRows64 + step * X::kStepK16), advance(y, step * Y::kStepK16), accumulate);
       }
@@ -380,7 +385,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   issued();
   wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < E::kBlocksM; ++i) wgmma_pin(acc.value[i]);
+  for (int i = 0; i < kBlocks; ++i) wgmma_pin(acc.value[i]);
   release();
 }
 

@@ -166,4 +166,15 @@ Status result_maps(const Plan& plan, const GemmProblem& p, EveryEighthParams* pa
   return encode(out.c, &params->c, &params->c_longer);
 }
 
+Status many_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,
+                 ManyEntry* entry) {
+  const auto operand = [&](const PlannedOperand& x, const void* base, CUtensorMap* map) {
+    return encode_rows(x, base, x.inner(), x.outer(), x.ld, 64, 64, p, map);
+  };
+  Status status = operand(plan.x(), x_base, &entry->x);
+  if (status.ok()) status = operand(plan.y(), y_base, &entry->y);
+  if (!status.ok() || !by_copy_engine(entry->out.path)) return status;
+  return result_map(p, entry->out, entry->out.d, p.m, 1, kTiles[plan.config.tile].strip_columns(), &entry->d);
+}
+
 }  // namespace jaxgemm::cuda::sm90

@@ -17,4 +17,8 @@ Status up_map(const Plan& plan, const void* b_up, const GemmProblem& problem, CU
 // The maps of D and of C, where the copy engine writes the one and brings the other. params->out must be set.
 Status result_maps(const Plan& plan, const GemmProblem& problem, EveryEighthParams* params);
 
+// The maps of an entry, whose `out` must be set.
+Status many_maps(const Plan& plan, const void* x, const void* y, const GemmProblem& problem,
+                 ManyEntry* entry);
+
 }  // namespace jaxgemm::cuda::sm90

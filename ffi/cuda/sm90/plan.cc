@@ -15,8 +15,8 @@ size_t take(size_t* total, size_t bytes) {
   return offset;
 }
 
-// An operand of the product, and its copy's place in the workspace if it needs one. `in_place`: tiles load it
-// where it lies though it may be unaligned.
+}  // namespace
+
 PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& p,
                             bool in_place, size_t* workspace) {
   PlannedOperand x;
@@ -41,8 +41,6 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   x.workspace_offset = take(workspace, static_cast<size_t>(product * inner_count * outer_count) * 2);
   return x;
 }
-
-}  // namespace
 
 Plan make_plan(const GemmProblem& p) {
   Plan plan;

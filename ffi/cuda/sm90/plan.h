@@ -33,6 +33,11 @@ struct Plan {
   const PlannedOperand& y() const { return config.swap ? a : b; }
 };
 
+// An operand of a product, and its copy's place in the workspace if it needs one: `workspace` is what of it
+// has been taken. `in_place`: tiles load it where it lies though it may be unaligned.
+PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& problem,
+                            bool in_place, size_t* workspace);
+
 // Whether the bases are aligned is known only at the launch. XLA aligns buffers to 256 bytes, so they are
 // assumed to be aligned to 16 and the launch refuses others.
 Plan make_plan(const GemmProblem& problem);

@@ -27,13 +27,18 @@ constexpr KernelEntry kRows[] = {
      .options = kOptions,
      .gated = true,
      .grouped = true,
+     .many = true,
      .deterministic = true,
      .pins = kPins,
      .unsupported = JAXGEMM_SM90_FN(unsupported_sm90),
      .candidates = JAXGEMM_SM90_FN(candidates_sm90),
      .workspace = JAXGEMM_SM90_FN(workspace_sm90),
      .prepare = JAXGEMM_SM90_FN(prepare_sm90),
-     .launch = JAXGEMM_SM90_FN(launch_sm90)},
+     .launch = JAXGEMM_SM90_FN(launch_sm90),
+     .unsupported_many = JAXGEMM_SM90_FN(unsupported_many_sm90),
+     .workspace_many = JAXGEMM_SM90_FN(workspace_many_sm90),
+     .prepare_many = JAXGEMM_SM90_FN(prepare_many_sm90),
+     .launch_many = JAXGEMM_SM90_FN(launch_many_sm90)},
 };
 
 }  // namespace

@@ -9,42 +9,15 @@
 #include "group_table.h"
 #include "launch.h"
 #include "maps.h"
+#include "operands.h"
 #include "plan.h"
 #include "reduce.cuh"
 #include "sm90.h"
 #include "tensor_map.h"
-#include "unaligned/repack.cuh"
 
 namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
-
-RepackOperand repack_of(const PlannedOperand& x, const Matrix& matrix, const void* from, void* workspace,
-                        const GemmProblem& p) {
-  RepackOperand r;
-  if (!x.repack) return r;
-  r.from = from;
-  r.to = static_cast<uint8_t*>(workspace) + x.workspace_offset;
-  r.length = x.inner();
-  r.lines = x.outer();
-  r.from_pitch = matrix.ld;
-  r.to_pitch = x.ld;
-  r.from_outer = p.batch[0] > 1 ? matrix.batch_stride[0] : 0;
-  r.from_inner = p.batch[1] > 1 ? matrix.batch_stride[1] : 0;
-  r.batch_outer = r.from_outer ? p.batch[0] : 1;
-  r.batch_inner = r.from_inner ? p.batch[1] : 1;
-  return r;
-}
-
-Status repack_operands(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers,
-                       CUstream_st* stream) {
-  const RepackOperand a = repack_of(plan.a, p.a, buffers.a, buffers.workspace, p);
-  const RepackOperand b = repack_of(plan.b, p.b, buffers.b, buffers.workspace, p);
-  if (!plan.b_up.repack) return launch_repack(a, b, stream);
-  const Status status = plan.a.repack ? launch_repack(a, {}, stream) : Status{};
-  return status.ok() ? launch_repack(b, repack_of(plan.b_up, p.b, buffers.b_up, buffers.workspace, p), stream)
-                     : status;
-}
 
 template <typename In>
 Status launch_grouped(const GemmProblem& p, const Plan& plan, const GroupedParams& params,
@@ -68,23 +41,6 @@ Status launch_in(const GemmProblem& p, const Plan& plan, const EveryEighthParams
                  const CUtensorMap& up, const GemmBuffers& buffers, const Launch& launch) {
   return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, up, buffers, launch)
                                    : launch_in<__half>(p, plan, params, up, buffers, launch);
-}
-
-// Where the operands of the product begin: where they were given, or their copies.
-struct Operands {
-  const void *a, *b, *b_up;
-  bool repacked;  // one of them at least
-
-  bool aligned() const { return cuda::aligned(a, 16) && cuda::aligned(b, 16) && cuda::aligned(b_up, 16); }
-};
-
-Operands operands_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
-  const auto base = [&](const PlannedOperand& x, const void* given) {
-    return x.repack ? static_cast<const uint8_t*>(buffers.workspace) + x.workspace_offset : given;
-  };
-  // b_up is copied where b is.
-  return {base(plan.a, buffers.a), base(plan.b, buffers.b), p.gated ? base(plan.b_up, buffers.b_up) : nullptr,
-          plan.a.repack || plan.b.repack};
 }
 
 BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
@@ -177,7 +133,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   const Operands operands = operands_of(plan, p, buffers);
   if (!operands.aligned()) return {"kernel 'sm90': operands must be aligned to 16 bytes"};
   if (operands.repacked) {
-    const Status status = repack_operands(plan, p, buffers, executor.stream);
+    const Status status = launch_repack(repacks_of(plan, p, buffers), executor.stream);
     if (!status.ok()) return status;
   }
 

@@ -6,6 +6,8 @@
 // every_eighth (1 no, 2 yes); configs.h says what they mean. The tile of a gated product counts both weights.
 #pragma once
 
+#include <span>
+
 #include "../../kernel.h"
 
 namespace jaxgemm::cuda {
@@ -15,5 +17,11 @@ Status prepare_sm90(const GemmProblem&, int device);
 std::vector<Candidate> candidates_sm90(const GemmProblem&, const Machine&);
 size_t workspace_sm90(const GemmProblem&);
 std::string unsupported_sm90(const GemmProblem&);
+
+// Many products: see many.h.
+Status launch_many_sm90(std::span<const GemmProblem>, std::span<const GemmBuffers>, const Executor&);
+Status prepare_many_sm90(std::span<const GemmProblem>, int device);
+size_t workspace_many_sm90(std::span<const GemmProblem>);
+std::string unsupported_many_sm90(std::span<const GemmProblem>);
 
 }  // namespace jaxgemm::cuda

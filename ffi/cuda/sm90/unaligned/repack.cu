@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../../../arithmetic.h"
+#include "../../chip.h"
 #include "../../device/divisor.cuh"
 #include "../../device/ptx.cuh"
 #include "../../device/shift.cuh"
@@ -19,8 +20,30 @@ constexpr uint32_t kManyVectors = 1 << 21;  // from so many on, a thread writes 
 struct RepackWork {
   RepackOperand x;
   Divisor line_vectors;
-  uint32_t vectors = 0, blocks = 0;  // for each product of the batch
+  uint32_t vectors = 0;     // for each product of the batch
+  uint32_t blocks_end = 0;  // where its blocks end, and those of the next operand begin
 };
+
+// The operands of a launch, kMost of them.
+template <int kMost>
+struct RepackTable {
+  RepackWork work[kMost];
+
+  // Whose block this is.
+  __device__ __forceinline__ int owner(uint32_t block) const {
+    int first = 0, last = kMost - 1;
+    while (first < last) {
+      const int middle = (first + last) / 2;
+      if (block < work[middle].blocks_end)
+        last = middle;
+      else
+        first = middle + 1;
+    }
+    return first;
+  }
+};
+// As many as a kernel's parameters hold.
+constexpr int kTableOperands = static_cast<int>(kParameterBytes / sizeof(RepackWork));
 
 // Loads the elements of an aligned vector that lie in the operand; zeros for the others.
 __device__ __forceinline__ uint4 load_elements(const uint8_t* address, const uint8_t* begin,
@@ -87,12 +110,11 @@ __device__ __forceinline__ void repack_block(const RepackWork& work, uint32_t ba
   }
 }
 
-template <int kVectors>
-__global__ void __launch_bounds__(kThreads)
-    repack(const __grid_constant__ RepackWork first, const __grid_constant__ RepackWork second) {
-  const bool is_first = blockIdx.x < first.blocks;
-  const RepackWork& work = is_first ? first : second;
-  const uint32_t block = is_first ? blockIdx.x : blockIdx.x - first.blocks;
+template <int kVectors, int kMost>
+__global__ void __launch_bounds__(kThreads) repack(const __grid_constant__ RepackTable<kMost> table) {
+  const int owner = table.owner(blockIdx.x);
+  const RepackWork& work = table.work[owner];
+  const uint32_t block = blockIdx.x - (owner > 0 ? table.work[owner - 1].blocks_end : 0);
   const int64_t products = work.x.batch_outer * work.x.batch_inner;
   for (int64_t batch = blockIdx.y; batch < products; batch += gridDim.y) {
     repack_block<kVectors>(work, static_cast<uint32_t>(batch), block);
@@ -103,6 +125,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status prepare_work(const RepackOperand& x, RepackWork* work) {
   work->x = x;
+  work->vectors = 0;
   if (x.lines == 0 || x.length == 0) return {};
   const int64_t line_vectors = ceil_div(x.length, 8);
   if (x.lines > (INT32_MAX - 2 * kThreads) / line_vectors) {
@@ -113,27 +136,46 @@ Status prepare_work(const RepackOperand& x, RepackWork* work) {
   return {};
 }
 
-}  // namespace
-
-Status launch_repack(const RepackOperand& first, const RepackOperand& second, CUstream_st* stream) {
-  RepackWork a, b;
-  for (auto [operand, work] : {std::pair(&first, &a), std::pair(&second, &b)}) {
-    const Status status = prepare_work(*operand, work);
-    if (!status.ok()) return status;
+// Copies at most kMost operands. The others of the table have no blocks.
+template <int kMost>
+Status launch_table(std::span<const RepackOperand> operands, CUstream_st* stream) {
+  static thread_local RepackTable<kMost> table;
+  int64_t batch = 1;
+  uint64_t vectors = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    RepackWork& work = table.work[i];
+    if (Status status = prepare_work(operands[i], &work); !status.ok()) return status;
+    batch = std::max(batch, work.x.batch_outer * work.x.batch_inner);
+    vectors += work.vectors;
   }
-  const int64_t batch = std::max(a.x.batch_outer * a.x.batch_inner, b.x.batch_outer * b.x.batch_inner);
   const auto run = [&]<int kVectors>() {
-    for (RepackWork* work : {&a, &b}) {
-      work->blocks = static_cast<uint32_t>(ceil_div(work->vectors, kThreads * kVectors));
+    uint32_t end = 0;
+    for (size_t i = 0; i < kMost; ++i) {
+      if (i < operands.size())
+        end += static_cast<uint32_t>(ceil_div(table.work[i].vectors, kThreads * kVectors));
+      table.work[i].blocks_end = end;
     }
-    const dim3 grid(a.blocks + b.blocks, static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
-    repack<kVectors><<<grid, kThreads, 0, stream>>>(a, b);
+    const dim3 grid(end, static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
+    repack<kVectors, kMost><<<grid, kThreads, 0, stream>>>(table);
   };
-  if (a.vectors + b.vectors < kManyVectors)
+  if (vectors < kManyVectors)
     run.template operator()<1>();
   else
     run.template operator()<2>();
   return launch_status("sm90 (repack)");
+}
+
+}  // namespace
+
+Status launch_repack(std::span<const RepackOperand> operands, CUstream_st* stream) {
+  if (operands.size() <= 2) return operands.empty() ? Status{} : launch_table<2>(operands, stream);
+  Status status;
+  for (; status.ok() && !operands.empty();) {
+    const size_t count = std::min<size_t>(operands.size(), kTableOperands);
+    status = launch_table<kTableOperands>(operands.first(count), stream);
+    operands = operands.subspan(count);
+  }
+  return status;
 }
 
 }  // namespace jaxgemm::cuda::sm90

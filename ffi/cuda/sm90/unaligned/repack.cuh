@@ -1,6 +1,8 @@
 // Copies unaligned operands to aligned rows.
 #pragma once
 
+#include <span>
+
 #include "../../device/types.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -16,7 +18,7 @@ struct RepackOperand {
   int64_t from_outer = 0, from_inner = 0;  // batch strides; the copies are dense
 };
 
-// Copies both in one launch. Either may have no lines.
-Status launch_repack(const RepackOperand& first, const RepackOperand& second, CUstream_st* stream);
+// Copies all in as few launches as kernel parameters hold.
+Status launch_repack(std::span<const RepackOperand> operands, CUstream_st* stream);
 
 }  // namespace jaxgemm::cuda::sm90

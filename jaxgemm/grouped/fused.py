@@ -210,7 +210,6 @@ def _contracts(plan: Assignment) -> bool:
 
 def _on_shards(local: Any, rows: int, params: dict[str, Any], plan: Assignment, *operands: jax.Array) -> jax.Array:
     """The result's shard on one device. ``rows`` is how many there are on all devices."""
-    operands = vary_alike(*operands)
     found = split(operands, params)
     lhs, (sizes, offset) = found.lhs, found.where
     own = partition.own_groups(plan, sizes, offset, rows=rows, axis="m0", count=lhs.shape[-2], held=found.held)

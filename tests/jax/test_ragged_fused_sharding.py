@@ -215,12 +215,12 @@ def test_explicit_vmap(layer, rng):
 
 @pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no CUDA kernels")
 @layers
-@pytest.mark.parametrize("kernel", ["auto", "sm90"])
-def test_a_shard_map_over_all_of_the_mesh_calls_the_kernel(layer, kernel):
+@pytest.mark.parametrize("given", [{}, {"kernel": "sm90"}], ids=str)
+def test_a_shard_map_over_all_of_the_mesh_calls_the_kernel(layer, given):
     shapes = layer.shapes(512, 256, 384, 8)
     args = [*(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes), jax.ShapeDtypeStruct((8,), jnp.int32)]
     specs = P(), P("x"), P("x"), P()
-    local = lambda *a: lax.psum(layer.ours(*a, kernel=kernel, group_offset=2 * lax.axis_index("x")), "x")  # noqa: E731
+    local = lambda *a: lax.psum(layer.ours(*a, **given, group_offset=2 * lax.axis_index("x")), "x")  # noqa: E731
     mapped = jax.jit(jax.shard_map(local, mesh=mesh(), in_specs=specs, out_specs=P()))
     text = mapped.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@jaxgemm") == text.count(f"@{layer.target}(") == 1

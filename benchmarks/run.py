@@ -24,7 +24,7 @@ sys.path.append(str(_HERE))
 
 import chain  # noqa: E402
 import gated_layers  # noqa: E402
-import grouped  # noqa: E402
+import grouped_products  # noqa: E402
 import programs  # noqa: E402
 from chain import CHAINS  # noqa: E402
 from gated_layers import LAYERS  # noqa: E402
@@ -84,9 +84,9 @@ def _table(name: str) -> Table:
     if name in LAYERS:
         title = "Gated pairs of products, silu(x w_gate) * (x w_up)"
         return Table(gated_layers, LAYERS[name], title, gated_layers.KERNELS)
-    if name in grouped.LAYERS:
+    if name in grouped_products.LAYERS:
         title = "Products of groups of rows, and their gradients"
-        return Table(grouped, grouped.LAYERS[name], title, grouped.KERNELS, on_cpu=("auto",))
+        return Table(grouped_products, grouped_products.LAYERS[name], title, grouped_products.KERNELS, on_cpu=("auto",))
     return Table(programs, PROGRAMS[name], "What models write, beside the same by jnp", programs.KERNELS)
 
 
@@ -117,7 +117,7 @@ def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> li
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS, *grouped.LAYERS])
+    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS, *grouped_products.LAYERS])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")

@@ -77,7 +77,7 @@ def grouped(form: str, inputs: Sequence[Sequence[jax.Array]]) -> Program:
     """``torch._grouped_mm`` of these sets of operands: two arrays and the groups' sizes each.
 
     Args:
-        form: "forward", "d lhs" or "d rhs", as ``grouped.Layer`` has it.
+        form: "forward", "d lhs" or "d rhs", as ``grouped_products.Layer`` has it.
         inputs: all sets that the program will be called with.
 
     Raises:

@@ -27,10 +27,11 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     layer = replace(made.decoder(2, 3, 8, 2, 12, 10), dtype="float32")
     monkeypatch.setitem(runner_script.PROGRAMS, "programs", (scores, biased, layer))
     groups = [
-        runner_script.grouped.Layer(form, 11, 8, 16, 3, dtype="float32") for form in runner_script.grouped.NUMBERS
+        runner_script.grouped_products.Layer(form, 11, 8, 16, 3, dtype="float32")
+        for form in runner_script.grouped_products.NUMBERS
     ]
     groups.append(replace(groups[0], m=2, equal=True))
-    monkeypatch.setitem(runner_script.grouped.LAYERS, "grouped", groups)
+    monkeypatch.setitem(runner_script.grouped_products.LAYERS, "grouped", groups)
     suites = "smoke", "chain", "gated", "programs", "grouped"
     monkeypatch.setattr(sys, "argv", ["run.py", *suites, "--repeats", "3", "--results", str(tmp_path)])
     assert runner_script.main() == 0

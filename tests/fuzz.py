@@ -3,8 +3,8 @@
 Every product is drawn from the seed and its index alone: a kernel that this machine runs or "auto", types, extents,
 batches, layouts, permuted operands, alpha, beta, c, bias, activation, the result's type, options, gated pairs,
 batch-invariant ones, NaN and infinity. One in five is of groups of rows: of random, skewed, empty or single rows, one
-huge and many small groups, with NaN in every row that is of no group. It is compiled once and run on two sets of
-numbers, each twice. Wrong are:
+huge and many small groups, with NaN in every row that is of no group. One in twenty is a list of products of different
+shapes. It is compiled once and run on two sets of numbers, each twice. Wrong are:
 
 - a result outside of tests/oracle.py's bounds (a looser one where XLA computes the product), NaN and infinity included;
 - two runs with different bits, and rows of a batch-invariant product that change when others are left out;
@@ -15,7 +15,7 @@ numbers, each twice. Wrong are:
     python tests/fuzz.py 600 1                      ten minutes
     python tests/fuzz.py 600 1 --load               beside another stream's products (tests/fuzz_load.py)
     python tests/fuzz.py 600 1 --kernel sm90        one kernel's products; may be repeated
-    python tests/fuzz.py 600 1 --groups             products of groups alone
+    python tests/fuzz.py 600 1 --groups             products of groups, and lists of products, alone
     python tests/fuzz.py 600 1 --only 57            product 57 of that seed; may be repeated
     python tests/fuzz.py 600 1 --json FILE          the summary, for `python tests/gpu_record.py --fuzz FILE`
 
@@ -47,6 +47,7 @@ sys.path += [str(_HERE), str(_HERE / "support")]
 
 import fuzz_cases  # noqa: E402
 import fuzz_groups  # noqa: E402
+import fuzz_many  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from fuzz_load import Load  # noqa: E402
@@ -59,8 +60,12 @@ from jaxgemm.kernels import default_platform, device_for  # noqa: E402
 ENOUGH = 20
 #: Products after which compiled programs are forgotten, and seconds between lines of progress.
 FORGET, TELL = 200, 15
-#: Share of products of groups.
-GROUPED = 0.2
+#: How one case is drawn and run, by what it is.
+KINDS: dict[type, Any] = {fuzz_cases.Case: fuzz_cases, fuzz_groups.Case: fuzz_groups, fuzz_many.Case: fuzz_many}
+#: Shares of products of groups, and of lists of products.
+GROUPED, MANY = 0.2, 0.05
+
+Case = fuzz_cases.Case | fuzz_groups.Case | fuzz_many.Case
 
 
 @dataclass
@@ -70,6 +75,7 @@ class Found:
     ran: collections.Counter[str] = field(default_factory=collections.Counter)
     guarded: int = 0
     grouped: int = 0
+    many: int = 0
     refused: collections.Counter[str] = field(default_factory=collections.Counter)
     failures: list[str] = field(default_factory=list)
 
@@ -87,10 +93,13 @@ def here(platform: str) -> list[jaxgemm.Kernel]:
     ]
 
 
-def draw(seed: int, index: int, rows: list[jaxgemm.Kernel], *, groups: bool) -> fuzz_cases.Case | fuzz_groups.Case:
-    """The case of that index, dense or of groups."""
-    grouped = groups or np.random.default_rng((seed, index, 2)).random() < GROUPED
-    return (fuzz_groups if grouped else fuzz_cases).draw(seed, index, rows)
+def draw(seed: int, index: int, rows: list[jaxgemm.Kernel], *, groups: bool) -> Case:
+    """The case of that index: a product, one of groups, or a list of products."""
+    shares = np.cumsum([MANY, GROUPED])
+    at = np.random.default_rng((seed, index, 2)).random() * (shares[-1] if groups else 1)
+    kind = fuzz_many if at < shares[0] else fuzz_groups if at < shares[1] else fuzz_cases
+    drawn: Case = kind.draw(seed, index, rows)
+    return drawn
 
 
 def run(
@@ -127,13 +136,13 @@ def run(
     return found
 
 
-def one(case: fuzz_cases.Case | fuzz_groups.Case, which: str, numbers: tuple[int, ...], found: Found) -> None:
+def one(case: Case, which: str, numbers: tuple[int, ...], found: Found) -> None:
     """Run one case on numbers of that seed; what comes of it goes to ``found``, with arguments to run it again."""
-    grouped = isinstance(case, fuzz_groups.Case)
     try:
-        kernel = (fuzz_groups if grouped else fuzz_cases).fuzz(case, numbers)
+        kernel = KINDS[type(case)].fuzz(case, numbers)
         found.ran[kernel] += 1
-        found.grouped += grouped
+        found.grouped += isinstance(case, fuzz_groups.Case)
+        found.many += isinstance(case, fuzz_many.Case)
         found.guarded += case.guarded and kernel != "xla"
     except jaxgemm.UnsupportedError:
         found.refused[case.kernel] += 1
@@ -156,6 +165,7 @@ def summary(found: Found, options: argparse.Namespace, seconds: float, load: Loa
         "kernels": dict(sorted(found.ran.items())),
         "guarded": found.guarded,
         "grouped": found.grouped,
+        "many": found.many,
         "refused": dict(sorted(found.refused.items())),
         "failures": found.failures,
         "jax": jax.__version__,
@@ -170,7 +180,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("seed", type=int, help="what is drawn")
     parser.add_argument("--load", action="store_true", help="run another stream's products meanwhile")
     parser.add_argument("--kernel", action="append", default=[], choices=[*(x.name for x in jaxgemm.kernels()), "auto"])
-    parser.add_argument("--groups", action="store_true", help="products of groups alone")
+    parser.add_argument("--groups", action="store_true", help="products of groups, and lists of products, alone")
     parser.add_argument("--only", action="append", type=int, metavar="INDEX", help="this product alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there as well")
     parser.add_argument("--verbose", action="store_true", help="name each product before it runs")

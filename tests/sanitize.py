@@ -7,6 +7,7 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
     python tests/sanitize.py --tool memcheck     one of them
     python tests/sanitize.py --kernel sm90       one kernel; may be repeated
     python tests/sanitize.py --kernel groups     products of groups, by every configuration of their tiles
+    python tests/sanitize.py --kernel many       lists of products, by every tile
     python tests/sanitize.py --seconds 300       a tool that takes longer has failed, and says at which product
 """
 
@@ -40,9 +41,9 @@ RECORD = _HERE / "sanitizer_record.json"
 RENEW = "renew it with `python tests/sanitize.py` on a machine with a GPU"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "mma_sync", "wgmma_tma", "gemv", "direct", "simt", "sm80", "sm90")
-#: What is recorded: kernels, and products of groups.
-GROUPS = "groups"
-SECTIONS = (*KERNELS, GROUPS)
+#: What is recorded: kernels, products of groups, and lists of products.
+GROUPS, MANY = "groups", "many"
+SECTIONS = (*KERNELS, GROUPS, MANY)
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
 #: that are realigned; {} is the model's choice. Tiles of every eighth row are for one layout, and so apart.
 SM90: tuple[dict[str, int], ...] = (
@@ -79,6 +80,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("transposed", {"held": 2, "offset": 1}),
     ("sums", {"held": 2, "offset": 1}),
 )
+#: Products of a list: m, n, k.
+LISTED = ((130, 261, 197), (3, 520, 264), (64, 64, 64), (201, 5, 330), (0, 9, 7), (1, 1, 1), (300, 270, 70))
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
 #: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.
@@ -205,7 +208,7 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
     from jaxgemm.kernels import find_kernel
 
     for name in kernels:
-        if name == GROUPS:
+        if name not in KERNELS:
             continue
         row = find_kernel(name)
         for types in row.types[:2]:
@@ -249,8 +252,20 @@ def grouped_calls(rng: Any) -> Iterator[tuple[str, Any, dict[str, int]]]:
                 yield f"{form} {shape} of {groups} groups ({kind}) {types} {keywords} {options}", given, options
 
 
+def many_calls(rng: Any) -> Iterator[Any]:
+    """Lists of products by every tile of sm90, for rows that begin at multiples of 16 bytes and anywhere."""
+    from fuzz_many import TILES, Case
+
+    for unit, types in ((8, ("bfloat16",) * 3), (1, ("float16", "float16", "float32"))):
+        shapes = tuple(tuple(-(-x // unit) * unit for x in shape) for shape in LISTED)
+        for layout, tile in itertools.product(LAYOUTS, TILES):
+            options = tile | {"group": int(rng.integers(1, 5))}
+            yield Case("sm90", (*types, "float32"), shapes, layout, tuple(options.items()))
+
+
 def checks(kernels: tuple[str, ...] | list[str]) -> Iterator[tuple[str, Callable[[], None]]]:
     """A label, and what runs and checks a product."""
+    import fuzz_many
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -269,12 +284,20 @@ def checks(kernels: tuple[str, ...] | list[str]) -> Iterator[tuple[str, Callable
         launched = jax.jit(lambda arrays: p.launched(arrays, "sm90", options))
         p.check(np.asarray(launched(on_device(p.arrays))), exact=True, kernel="sm90")
 
+    def many(case: Any, listed: list[Any]) -> None:
+        sides = [[jnp.asarray(getattr(p, side)) for p in listed] for side in "ab"]
+        for p, x in zip(listed, jax.jit(fuzz_many.program(case))(*sides), strict=True):
+            p.check(np.asarray(x), case.kernel)
+
     for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
         yield label, partial(dense, product, kernel, options)
     for shape in SHAPES if "sm90" in kernels else ():
         yield f"gated_gemm {shape}", partial(pair, operands(np.random.default_rng(1), *shape, "bfloat16"))
     for label, p, options in grouped_calls(np.random.default_rng(2)) if GROUPS in kernels else ():
         yield label, partial(grouped, p, options)
+    rng = np.random.default_rng(3)
+    for case in many_calls(rng) if MANY in kernels else ():
+        yield str(case), partial(many, case, case.operands(rng))
 
 
 def products(kernels: tuple[str, ...] | list[str]) -> int:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from calls import ints
+from fuzz_many import TILES
 from guards import guarded, wrote_outside
 from oracle import Product, dtype_of, poison
 
@@ -30,8 +31,6 @@ SHAPES = (
     *((1, 1, 1), (3, 5, 7), (17, 33, 65), (64, 64, 64), (65, 63, 66), (128, 256, 64), (129, 257, 63), (200, 40, 328)),
     *((0, 8, 8), (8, 0, 8), (8, 8, 0), (1, 300, 130), (300, 1, 130), (255, 264, 8), (72, 136, 1000)),
 )
-#: A tile each, by its options.
-TILES = tuple({"tile_m": m, "tile_n": n} for m, n in ((64, 64), (128, 128), (128, 256)))
 
 
 def whole(rng, shape, dtype):

@@ -14,6 +14,7 @@ import fuzz
 import fuzz_cases
 import fuzz_groups
 import fuzz_load
+import fuzz_many
 import group_cases
 import guards
 import jax
@@ -91,10 +92,13 @@ def test_every_kind_of_groups_is_drawn():
     assert str(drawn[3]) == str(fuzz_groups.draw(0, 3, ROWS))
 
 
-def test_some_cases_are_of_groups():
-    drawn = [type(fuzz.draw(0, i, ROWS, groups=False)) for i in range(200)]
-    assert 20 < drawn.count(fuzz_groups.Case) < 60
-    assert type(fuzz.draw(0, drawn.index(fuzz_cases.Case), ROWS, groups=True)) is fuzz_groups.Case
+def test_some_cases_are_of_groups_and_some_are_lists():
+    drawn = [type(fuzz.draw(0, i, ROWS, groups=False)) for i in range(400)]
+    assert 60 < drawn.count(fuzz_groups.Case) < 100
+    assert 10 < drawn.count(fuzz_many.Case) < 35
+    alone = [type(fuzz.draw(0, i, ROWS, groups=True)) for i in range(400)]
+    assert 50 < alone.count(fuzz_many.Case) < 110
+    assert set(alone) == {fuzz_many.Case, fuzz_groups.Case}
 
 
 @pytest.mark.parametrize("form", group_cases.FORMS)
@@ -109,7 +113,9 @@ def test_groups_pass_on_a_gpu():
     found = fuzz.run(1, 20, groups=True)
     assert not found.failures
     assert found.guarded
-    assert found.grouped == found.ran.total()
+    assert found.grouped
+    assert found.many
+    assert found.grouped + found.many == found.ran.total()
 
 
 def test_a_wrong_group_is_found_and_can_be_run_again(faulty, monkeypatch):
@@ -124,6 +130,56 @@ def test_a_wrong_group_is_found_and_can_be_run_again(faulty, monkeypatch):
     assert "1 of " in failure
     assert "elements are off, first at" in failure
     assert "again: python tests/fuzz.py 60 7 --groups --only 3" in failure
+
+
+# --- Lists of products ------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_list_is_drawn():
+    drawn = [fuzz_many.draw(0, i, ROWS) for i in range(500)]
+    able = [row for row in ROWS if row.many]
+    assert {case.kernel for case in drawn} == {"auto", *(row.name for row in able)}
+    assert {case.types for case in drawn} == {*fuzz_many.WIDE, *(tuple(types) for row in able for types in row.types)}
+    assert {case.layout for case in drawn} == set(cases.LAYOUTS)
+    assert {case.guarded for case in drawn} == {True, False}
+    assert len({case.options[:2] for case in drawn if case.options}) == len(fuzz_many.TILES)
+    assert {1} < {len(case.shapes) for case in drawn}
+    assert max(len(case.shapes) for case in drawn) > 126  # three launches
+    assert any(0 in shape for case in drawn for shape in case.shapes)
+    assert max(sum(m * n * k for m, n, k in case.shapes) for case in drawn) <= fuzz_cases.MOST
+    assert str(drawn[3]) == str(fuzz_many.draw(0, 3, ROWS))
+
+
+LISTED = fuzz_many.Case("auto", F32, ((19, 8, 6), (3, 0, 5), (7, 9, 0), (1, 1, 1), (4, 40, 33)))
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_lists_pass(layout):
+    assert fuzz_many.fuzz(replace(LISTED, layout=layout), 1) == "xla"
+    if jax.default_backend() == "cpu":
+        assert fuzz_many.fuzz(replace(LISTED, layout=layout, kernel="host"), 1) == "host"
+
+
+@pytest.mark.gpu
+def test_lists_pass_in_one_call():
+    types = ("bfloat16", "bfloat16", "float32", "float32")
+    for options in ((), tuple(fuzz_many.TILES[0].items())):
+        assert fuzz_many.fuzz(replace(LISTED, types=types, kernel="sm90", options=options), 1) == "sm90"
+
+
+def test_a_wrong_product_of_a_list_is_found_and_can_be_run_again(monkeypatch):
+    execute = fuzz_many.execute
+
+    def wrong(*args):
+        results = execute(*args)
+        results[4] = results[4] + (np.arange(160).reshape(4, 40) == 7).astype("float32")
+        return results
+
+    monkeypatch.setattr(fuzz_many, "execute", wrong)
+    (failure,) = found_of(LISTED, monkeypatch).failures
+    assert "4x40x33" in failure
+    assert "1 of 160 elements are off" in failure
+    assert "again: python tests/fuzz.py 60 7 --only 3" in failure
 
 
 # --- What passes ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import group_cases
 import numpy as np
 import pytest
 import sanitize
+from fuzz_many import TILES
 
 SCRIPT = Path(__file__).parents[1] / "sanitize.py"
 
@@ -80,6 +81,16 @@ def test_every_configuration_of_groups_has_products(monkeypatch):
     for name in ("bias", "activation", "up", "offset"):
         assert {getattr(p, name) is None for p in products} == {True, False}, name
     assert any(np.isnan(p.lhs.astype(np.float32)).any() for p in products)
+
+
+def test_every_tile_has_lists_of_products():
+    found = list(sanitize.many_calls(np.random.default_rng(0)))
+    assert len({str(case) for case in found}) == len(found) == 2 * len(TILES) * len(sanitize.LAYOUTS)
+    for tile in TILES:
+        of = [case for case in found if tile.items() <= dict(case.options).items()]
+        assert {case.layout for case in of} == set(sanitize.LAYOUTS)
+        assert {case.types[2] for case in of} == {"bfloat16", "float32"}
+    assert any(0 in shape for case in found for shape in case.shapes)
 
 
 def test_every_kernel_has_products():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,118 +10,34 @@ import numpy as np
 import pytest
 from jaxprs import equations
 from layers import close, same_bits
-from meshes import assert_close, mesh
+from meshes import assert_close
 
 from jaxgemm import UnsupportedError
-from jaxgemm.epilogue import ACTIVATIONS
 
 pytest.importorskip("flax")
 
 from flax import nnx
-from jax.sharding import PartitionSpec as P
+from mixtures import (
+    LAYERS,
+    SIZES,
+    E,
+    F,
+    H,
+    apply,
+    by_nnx,
+    choice,
+    densely,
+    expected,
+    initial,
+    is_grouped,
+    linen,
+    objective,
+    tokens,
+)
 
 import jaxgemm.flax.linen as our_linen
 import jaxgemm.flax.nnx as our_nnx
 from jaxgemm.flax import _moe
-
-F, H, E = 12, 20, 8
-SIZES = {"features": F, "hidden": H, "num_experts": E}
-PLAIN = {"gated": False, "use_bias": True, "activation": "gelu"}
-#: Arguments of layers, by name.
-LAYERS = {
-    "top 1": {"top_k": 1},
-    "top 1, before": {"top_k": 1, "softmax": "before"},
-    "top 2": {"top_k": 2},
-    "top 2, before": {"top_k": 2, "softmax": "before"},
-    "all": {"top_k": E},
-    "all, before": {"top_k": E, "softmax": "before"},
-    "not gated": {"top_k": 2, **PLAIN},
-    "not gated, before": {"top_k": 1, "softmax": "before", **PLAIN},
-    "no bias": {"top_k": 2, "gated": False, "activation": None},
-}
-
-
-def linen(**options):
-    return our_linen.MoE(**SIZES, **options)
-
-
-def initial(rng, **options):
-    """Parameters by name, biases of 0 mean included; drawn by NumPy, which compiles nothing."""
-    shapes = jax.eval_shape(linen(**options).init, jax.random.key(0), jnp.zeros((1, F)))["params"]
-    return jax.tree.map(lambda s: jnp.asarray(0.4 * rng.standard_normal(s.shape), s.dtype), shapes)
-
-
-def tokens(rng, *shape):
-    return jnp.asarray(rng.standard_normal((*shape, F)), jnp.float32)
-
-
-def apply(options, params, x):
-    """(result, loss) by linen's layer, compiled."""
-    return _compiled(tuple(options.items()))(params, x)
-
-
-@cache
-def _compiled(options):
-    def run(params, x):
-        y, sown = linen(**dict(options)).apply({"params": params}, x, mutable="losses")
-        (loss,) = sown["losses"]["load_balancing"]
-        return y, loss
-
-    return jax.jit(run)
-
-
-def by_nnx(options, params, **more):
-    layer = our_nnx.MoE(**SIZES, kernel_init=nnx.initializers.zeros, **options, **more, rngs=nnx.Rngs(1))
-    nnx.update(layer, params)
-    return layer
-
-
-def choice(params, x, top_k):
-    """Each token's experts, the best one first, by NumPy."""
-    logits = np.asarray(x, np.float64).reshape(-1, F) @ np.asarray(params["router"], np.float64)
-    return np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
-
-
-def expected(options, params, x):
-    """(result, loss) in float64."""
-    return jax.jit(partial(densely, options))(params, x, choice(params, x, options["top_k"]))
-
-
-def densely(options, params, x, chosen):
-    """All tokens through all experts, of whose results those not chosen count nothing; differentiable."""
-    params, x = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), (params, x))
-    rows = x.reshape(-1, F)
-    odds = jnp.exp(rows @ params["router"])
-    odds /= jnp.sum(odds, 1, keepdims=True)
-    weights = odds * jnp.any(chosen[:, :, None] == np.arange(E), axis=1)
-    if options.get("softmax", "after") == "after":
-        weights /= jnp.sum(weights, 1, keepdims=True)
-    name = options.get("activation", "silu")
-    act = ACTIVATIONS[name] if name else lambda v: v
-    up = jnp.einsum("tf,efh->eth", rows, params["w_up"])
-    if options.get("gated", True):
-        hidden = act(jnp.einsum("tf,efh->eth", rows, params["w_gate"])) * up
-    else:
-        hidden = act(up + params["b_up"][:, None] if "b_up" in params else up)
-    results = jnp.einsum("eth,ehf->etf", hidden, params["w_down"])
-    results = results + params["b_down"][:, None] if "b_down" in params else results
-    shares = jnp.mean(chosen.reshape(-1, 1) == np.arange(E), 0)
-    return jnp.einsum("te,etf->tf", weights, results).reshape(x.shape), E * jnp.sum(shares * jnp.mean(odds, 0))
-
-
-def is_grouped(equation):
-    return equation.primitive.name.startswith("jaxgemm_grouped")
-
-
-def objective(function):
-    """Of parameters and tokens: a number that each result and the loss change."""
-
-    def total(params, x):
-        y, loss = function(params, x)
-        return jnp.sum(jnp.sin(y.astype(jnp.float64))) + 3 * loss
-
-    return total
-
 
 # --- Against dense products ------------------------------------------------------------------------------------
 
@@ -330,69 +246,3 @@ def test_kernel(rng):
     found = [*equations(partial(apply, {"top_k": 2, "kernel": "xla"}), params, x)]
     assert {e.params["kernel"] for e in found if is_grouped(e)} == {"xla"}
     same_bits(apply({"top_k": 2, "kernel": "xla"}, params, x), apply({"top_k": 2}, params, x))
-
-
-# --- Experts of several devices -------------------------------------------------------------------------------
-
-
-#: By the parameter's name: experts along the first axis, and a router that is the same on all.
-def specs(params):
-    return {name: P() if name == "router" else P("x") for name in params}
-
-
-def sharded(options, params, check_vma, devices):
-    on = mesh((devices,), ("x",))
-    return jax.shard_map(
-        partial(apply, {**options, "axis_name": "x"}),
-        mesh=on,
-        in_specs=(specs(params), P("x")),
-        out_specs=(P("x"), P()),
-        check_vma=check_vma,
-    )
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("name", ["top 1, before", "top 2", "not gated"])
-def test_sharded_experts(check_vma, name, rng):
-    options, devices = LAYERS[name], 4 if name == "top 2" else 8
-    params, x = initial(rng, **options), tokens(rng, 24)
-    function = sharded(options, params, check_vma, devices)
-    assert_close(jax.jit(function)(params, x), apply(options, params, x), 1e-5)
-    gradient = jax.jit(jax.grad(objective(function), (0, 1)))(params, x)
-    assert_close(gradient, jax.jit(jax.grad(objective(partial(apply, options)), (0, 1)))(params, x), 1e-5)
-
-
-def test_gradients_inside_of_shard_map(rng):
-    """As a training step takes them: the router's is summed over the devices, a shard's is the device's own."""
-    options = LAYERS["top 2"]
-    params, x = initial(rng, **options), tokens(rng, 24)
-
-    def total(params, x):
-        y, loss = apply({**options, "axis_name": "x"}, params, x)
-        return jax.lax.psum(jnp.sum(jnp.sin(y.astype(jnp.float64))), "x") + 3 * loss
-
-    step = jax.shard_map(
-        jax.grad(total), mesh=mesh((8,), ("x",)), in_specs=(specs(params), P("x")), out_specs=specs(params)
-    )
-    assert_close(jax.jit(step)(params, x), jax.jit(jax.grad(objective(partial(apply, options))))(params, x), 1e-5)
-
-
-def test_sharded_experts_of_nnx(rng):
-    options = LAYERS["top 2"]
-    params, x = initial(rng, **options), tokens(rng, 3, 8, 2)
-    graph, state = nnx.split(by_nnx(options, params, axis_name="x"))
-    placed = nnx.map_state(lambda path, _: P() if path[-1] == "router" else P("x"), state)
-    function = jax.shard_map(
-        lambda state, x: nnx.merge(graph, state)(x),
-        mesh=mesh((8,), ("x",)),
-        in_specs=(placed, P(None, "x")),
-        out_specs=(P(None, "x"), P()),
-    )
-    assert_close(jax.jit(function)(state, x), apply(options, params, x), 1e-5)
-
-
-def test_experts_must_divide(rng):
-    params, x = initial(rng, top_k=1), tokens(rng, 24)
-    layer = partial(apply, {"top_k": 1, "axis_name": "x"}, params)
-    with pytest.raises(ValueError, match="num_experts = 8 over the 3 devices of axis 'x'"):
-        jax.shard_map(layer, mesh=mesh((3,), ("x",)), in_specs=P("x"), out_specs=(P("x"), P()))(x)

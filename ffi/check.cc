@@ -95,6 +95,9 @@ Status decode_groups(std::span<const int64_t> groups, GemmProblem& p) {
     return wrong(
         "a grouped product's rows lie along k, and only the operand of weights has a matrix for each group");
   }
+  if (sums ? p.b.transposed : p.batch[1] > 1 && p.b.batch_stride[1] == 0) {
+    return wrong("a grouped product's sums are of rows, and each of its groups has weights of its own");
+  }
   if (sums && (p.gated || p.has_bias || p.activation != Activation::kNone)) {
     return wrong("a grouped product of the form 'sums' has no epilogue");
   }
@@ -109,7 +112,6 @@ Status decode_epilogue(const Attributes& attributes, GemmProblem& p) {
   if (p.gated && (p.has_c || p.has_bias || p.alpha != 1.0)) {
     return wrong("a gated product takes no alpha, c or bias");
   }
-  if (p.grouped() && (p.has_c || p.alpha != 1.0)) return wrong("a grouped product takes no alpha or c");
   const Activation* activation = find_activation(attributes.activation);
   if (!activation) {
     return wrong(join("attribute 'activation': got '", attributes.activation, "', expected one of ",

@@ -17,10 +17,8 @@ from jaxgemm.grouped import groups
 from jaxgemm.kernels import find_kernel
 
 
-def where(
-    function: str, sizes: ArrayLike, offset: ArrayLike | None, rows: int, held: int
-) -> tuple[jax.Array, jax.Array]:
-    """Sizes and offset as the primitives take them, for so many rows and the weights of ``held`` groups.
+def where(function: str, sizes: ArrayLike, offset: ArrayLike | None, held: int) -> tuple[jax.Array, jax.Array]:
+    """Sizes and offset as the primitives take them, for the weights of ``held`` groups.
 
     Raises:
         TypeError: they are no integers.
@@ -34,7 +32,7 @@ def where(
             f"{function}: {found.shape[0]} group sizes for the weights of {held} groups; with fewer weights than "
             "groups say by group_offset which these are"
         )
-    return groups.clamp(found, rows), first_group(offset)
+    return groups.narrow(found), first_group(offset)
 
 
 def first_group(given: ArrayLike | None) -> jax.Array:

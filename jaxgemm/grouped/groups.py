@@ -14,19 +14,15 @@ from jax import lax
 SIZES = jnp.int32
 
 
-def clamp(sizes: jax.Array, rows: int) -> jax.Array:
-    """Sizes of any integer type as ``SIZES``, between 0 and the number of rows. Those of that type stay as they are."""
-    if sizes.dtype == SIZES:
-        return sizes
-    most = min(rows, int(jnp.iinfo(sizes.dtype).max))
-    return jnp.clip(sizes, 0, most).astype(SIZES)
-
-
-def narrow(offset: jax.Array) -> jax.Array:
-    """An offset of any integer type as ``SIZES``: one that does not fit is as far from any group as one that does."""
-    given, wanted = jnp.iinfo(offset.dtype), jnp.iinfo(SIZES)
-    least, most = max(int(given.min), int(wanted.min)), min(int(given.max), int(wanted.max))
-    return jnp.clip(offset, least, most).astype(SIZES)
+def narrow(given: jax.Array) -> jax.Array:
+    """Sizes or an offset of any integer type as ``SIZES``. One that does not fit becomes the nearest that does: a size
+    beyond all rows, or an offset as far from any group.
+    """
+    if given.dtype == SIZES:
+        return given
+    own, wanted = jnp.iinfo(given.dtype), jnp.iinfo(SIZES)
+    least, most = max(int(own.min), int(wanted.min)), min(int(own.max), int(wanted.max))
+    return jnp.clip(given, least, most).astype(SIZES)
 
 
 def later(offset: jax.Array, by: jax.Array) -> jax.Array:
@@ -40,7 +36,7 @@ def ends(sizes: jax.Array, rows: int) -> jax.Array:
     most = jnp.asarray(rows, SIZES)
 
     def add(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.minimum(a + b, most)  # neither is above `rows`, of which twice as many fit
+        return a + jnp.minimum(b, most - a)  # a + b may not fit
 
     clipped = jnp.clip(sizes, 0, most)
     if sizes.shape[-1] == 0:

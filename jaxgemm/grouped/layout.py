@@ -100,7 +100,7 @@ def sums(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: 
 def _per_row(sizes: jax.Array, axes: Axes, lhs: jax.Array) -> jax.Array:
     """Sizes in rows of the merged operand; with an axis for all batches and one for those before, or without them."""
     rows = lhs.shape[axes.ragged[0]]
-    sizes = groups.clamp(sizes, rows)
+    sizes = groups.narrow(sizes)
     if (times := prod(axes.extents(lhs, "after"))) != 1:
         sizes = jnp.clip(sizes, 0, rows) * jnp.asarray(times, sizes.dtype)
     if sizes.ndim == 1:

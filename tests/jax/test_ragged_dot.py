@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.test_util import check_grads
 
 import jaxgemm
+from jaxgemm.grouped import groups
 
 M, K, N, GROUPS = 37, 16, 24, 5
 #: Sizes of five groups of 37 rows: all of them, some, too many, none, and numbers that count as 0.
@@ -68,6 +69,22 @@ def test_sizes_of_any_integer_type(dtype, rng):
     most = np.iinfo(dtype).max
     sizes = jnp.asarray([3, most, 1, most, 2], dtype)
     close(jaxgemm.ragged_dot(x, w, sizes), by_rows(x, w, [3, 34, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
+def test_symbolic_rows_and_sizes_of_any_integer_type(dtype, rng):
+    x, w = operands(rng)
+    sizes = jnp.asarray([3, np.iinfo(dtype).max, 1, 5, 2], dtype)
+    rows = jax.ShapeDtypeStruct((*export.symbolic_shape("m"), K), x.dtype)
+    structs = [rows, *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (w, sizes))]
+    exported = export.export(jax.jit(jaxgemm.ragged_dot), platforms=["cpu"])(*structs)
+    close(exported.call(x, w, sizes), by_rows(x, w, [3, 34, 0, 0, 0]))
+
+
+def test_ends_of_more_rows_than_half_of_what_32_bits_count():
+    rows = 1610612736
+    sizes = jnp.asarray([1503238553, 1503238553, 5, -7], groups.SIZES)
+    np.testing.assert_array_equal(groups.ends(sizes, rows), [1503238553, rows, rows, rows])
 
 
 @pytest.mark.parametrize(("held", "offset"), [(1, 0), (2, 1), (2, 4), (2, -1), (5, 0), (5, 7)])

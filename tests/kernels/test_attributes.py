@@ -9,6 +9,8 @@ from calls import ATTRIBUTES, PROBLEM, K, M, N, array, call, ints, result
 from jaxgemm import wire
 from jaxgemm._runtime import ffi
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
+from jaxgemm.grouped import choose
+from jaxgemm.kernels import H200, UnsupportedError, find_kernel
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
@@ -84,3 +86,65 @@ def test_attribute_of_another_type(name, value, text):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT(.|\n)*{text}"):
         call(**{name: value})
     assert checked({**ATTRIBUTES, name: value}) == f"attribute '{name}': it has a wrong type"
+
+
+# --- Of groups ------------------------------------------------------------------------------------------------
+
+
+def of_groups(m, k, n, *, sums=False, held=3, sizes=3, batch=(), dtype="bfloat16"):
+    """The problem of rows (m, k) with weights (held, k, n), or of the sums over rows (m, k) and (m, n)."""
+    lhs, rhs = (*batch, m, k), (*batch, m, n) if sums else (held, k, n)
+    given = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in (lhs, rhs)]
+    sizes = jax.ShapeDtypeStruct((sizes,), jnp.int32)
+    return choose.problem(*given, sizes, sums=sums, transposed=False, held=held, out=dtype)
+
+
+OF_ITS_OWN = "a grouped product's sums are of rows, and each of its groups has weights of its own"
+OF_ROWS = "a grouped product's rows lie along k, and only the operand of weights has a matrix for each group"
+
+
+@pytest.mark.parametrize(
+    ("sums", "changes", "text"),
+    [
+        (False, {}, ""),
+        (True, {}, ""),
+        (False, {"b": ints(0, 24, 0, 0)}, OF_ITS_OWN),
+        (True, {"b": ints(1, 40, 0, 0)}, OF_ITS_OWN),
+        (False, {"a": ints(1, 40, 0, 0)}, OF_ROWS),
+        (False, {"a": ints(0, 16, 0, 640)}, OF_ROWS),
+        (True, {"a": ints(0, 40, 0, 0)}, OF_ROWS),
+        (True, {"b": ints(0, 24, 0, 960)}, OF_ROWS),
+        (True, {"activation": "relu"}, "a grouped product of the form 'sums' has no epilogue"),
+        (True, {"has_bias": True}, "a grouped product of the form 'sums' has no epilogue"),
+        (False, {"alpha": np.float64(2)}, "a grouped product takes no alpha or c"),
+        (False, {"beta": np.float64(1)}, "a grouped product takes no alpha or c"),
+        (False, {"groups": ints(1, 3)}, "expected 3 integers (form, sizes, sizes batched), got 2"),
+        (False, {"groups": ints(3, 3, 0)}, "got form 3, 3 sizes, batched 0; expected a form of 1 or 2"),
+        (False, {"groups": ints(1, -1, 0)}, "got form 1, -1 sizes, batched 0; expected a form of 1 or 2, sizes of at"),
+    ],
+)
+def test_attributes_of_groups(sums, changes, text):
+    written = wire.attributes("sm90", (), of_groups(40, 16, 24, sums=sums))
+    found = checked({**written, **changes}, ("bfloat16",) * 3)
+    if text:
+        assert text in found
+    else:
+        assert found.startswith("kernel 'sm90'")  # of the chip, or of the build
+
+
+@pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (of_groups(2**30, 8, 8), "has at most 1073741823 tokens, got 1073741824"),
+        (of_groups(2**30, 8, 8, sums=True), "has at most 1073741823 tokens, got 1073741824"),
+        (of_groups(8, 8, 8, sizes=2**18, batch=(4096,)), "has at most 1073741823 groups, got 1073745920"),
+        (of_groups(8, 8, 8, sums=True, held=1, sizes=2**20 - 1, batch=(4096,)), "groups, got 4294967296"),
+        (of_groups(8, 8, 2**20, held=2**16, sizes=2**16), "has at most 1073741823 tiles, got 1073758208"),
+        (of_groups(8, 2**20, 2**20, sums=True), "has at most 536870911 tiles, got 805306368"),
+    ],
+)
+def test_more_than_32_bits_count(problem, text):
+    with pytest.raises(UnsupportedError) as refusal:
+        choose.choose(problem, H200, precision=None, kernel="sm90")
+    assert text in str(refusal.value)

@@ -23,6 +23,8 @@ TYPES = [("bfloat16", "bfloat16"), ("float16", "float32"), ("bfloat16", "float32
 #: m, k, n and how many groups.
 FEW = ((48, 16, 24, 5), (37, 17, 23, 5))
 ALIGNED = ((1536, 256, 512, 8), (512, 600, 696, 16), (256, 64, 128, 4), (48, 8, 16, 70), (1000, 128, 64, 3))
+#: Of 12 rows a group, which no gated tile is made for.
+TWELVE = ((96, 128, 256, 8),)
 UNALIGNED = ((1499, 599, 699, 12), (300, 129, 65, 7), (200, 33, 400, 64), (37, 17, 23, 5), (1, 1, 1, 1), (9, 1, 3, 2))
 EVERY = (*ALIGNED, *UNALIGNED)
 
@@ -106,7 +108,8 @@ def test_epilogues(kernel, every, bias, activation, rng):
 @pytest.mark.parametrize("activation", [None, "silu", "gelu"])
 @each_kernel
 def test_gated_pairs(kernel, every, activation, rng):
-    for (*shape, groups), types in zip((EVERY * 2 if every else FEW[1:]), itertools.cycle(TYPES), strict=False):
+    shapes = (EVERY + TWELVE) * 2 if every else FEW[1:]
+    for (*shape, groups), types in zip(shapes, itertools.cycle(TYPES), strict=False):
         p = Grouped.random(rng, "rows", shape, np.zeros(groups, np.int32), types, gated=True, activation=activation)
         with guards.counted():  # two calls where no kernel has that form
             lowered = jax.jit(lambda a, p=p: p.call(a, kernel)).lower(group_cases.on_device(p.arrays))

@@ -99,12 +99,12 @@ def test_layouts_and_types(dtype, out, layout, rng):
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: "{tile_m}x{tile_n}".format(**tile))
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
 def test_tiles(tile, layout, rng):
-    """Every tile at its own edges, with one group of rows walked at a time, several, and more than there are."""
+    """Every tile at its own edges, with one row of tiles walked at a time, several, and more than 32 bits count."""
     m, n = tile["tile_m"], tile["tile_n"]
     shapes = [(m + i, n + j, 64 + d) for i in (-1, 0, 1, 8) for j in (-1, 0, 8) for d in (-8, 0, 1)]
     shapes += [(m // 2, n, 72), (m // 2 + 1, n, 72), (3 * m, 5 * n, 40), (5 * m + 7, 3 * n + 8, 136), (2, 2, 2)]
     a, b = operands(rng, shapes, layout=layout)
-    for group in (1, 2, 1000):
+    for group in (1, 2, 1000, 2**32):
         for out in ("bfloat16", "float32"):
             check(run(a, b, out, layout, **tile, group=group), a, b, layout, f"group {group}, {out}:")
 

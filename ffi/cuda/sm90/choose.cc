@@ -8,7 +8,6 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-constexpr int kMaxGroup = 1 << 20;  // rows of clusters that are walked together
 constexpr int64_t kMaxSplit = 256;
 // Elements from row to row of an unaligned operand that is loaded where it lies. Its tensor map has 8 rows in
 // one, whose extent is counted in 32 bits.
@@ -157,7 +156,7 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& mach
         for (const int n : {1, 2, 4}) {
           if (!cluster_allowed(p, s, kTiles[tile], m, n)) continue;
           Config c{.tile = tile, .cluster_m = m, .cluster_n = n, .swap = swap};
-          if (fixed(p, kGroup)) c.group = static_cast<int>(fixed(p, kGroup));
+          if (fixed(p, kGroup)) c.group = fixed_walk(p);
           if (fixed(p, kGrid)) c.grid = static_cast<Grid>(fixed(p, kGrid));
           consider(p, s, c, machine, &ranked);
         }

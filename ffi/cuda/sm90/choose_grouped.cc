@@ -52,10 +52,9 @@ bool worthwhile(const TileConfig& t, const Expected& expected) {
   return tokens <= kIdleTokens * std::max(expected.tokens, 4.0);
 }
 
-bool allowed(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
+bool allowed(const GemmProblem& p, const TileConfig& t) {
   if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
     return false;
-  if (!fixed(p, kTileM) && !fixed(p, kTileN) && !worthwhile(t, expected)) return false;
   return p.gated == (t.gated != Gated::kNo) && options_allow(p, t);
 }
 
@@ -68,7 +67,7 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
 }
 
 RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
-                       const Expected& expected, int64_t group, const Machine& machine) {
+                       const Expected& expected, int group, const Machine& machine) {
   Units units(s, t, c, machine.multiprocessors);
   if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m(), t.result_m());
   if (t.grouped == Grouped::kColumns)
@@ -77,12 +76,38 @@ RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfi
   RankedConfig best;
   for (const int walk : {1, 2, 4, 8, 16}) {
     if (group ? walk != 1 : walk / 4 >= units.rows && walk > 1) continue;
-    c.group = group ? static_cast<int>(group) : walk;
+    c.group = group ? group : walk;
     const Cost found = cost(dense, s, t, c, machine, units);
     // Of walks that should be equal the longest: some groups have more tokens than is expected.
     if (walk == 1 || found.total <= best.cost.total) best = {c, found};
   }
   return best;
+}
+
+// What all tiles that the problem allows should take, or with `any` false those that are worthwhile.
+std::vector<RankedConfig> rank_tiles(const GemmProblem& p, const Machine& machine, bool any) {
+  std::vector<RankedConfig> ranked;
+  const Expected expected(p);
+  const GemmProblem dense = stand_in(p, expected);
+  for (int tile = kUngroupedTileCount; tile < kSingleTileCount; ++tile) {
+    const TileConfig& t = kTiles[tile];
+    if (!allowed(p, t) || (!any && !worthwhile(t, expected))) continue;
+    const bool swap = t.grouped == Grouped::kColumns;
+    const Shape s(dense, swap);
+    for (const int m : {1, 2}) {
+      for (const int n : {1, 2}) {
+        if (!cluster_allowed(p, s, t, m, n)) continue;
+        const Config c{.tile = tile, .cluster_m = m, .cluster_n = n, .swap = swap};
+        ranked.push_back(best_walk(dense, s, t, c, expected, fixed_walk(p), machine));
+      }
+    }
+  }
+  return ranked;
+}
+
+std::string too_many(const char* what, int64_t count, int64_t most) {
+  return std::string("a grouped product of kernel 'sm90' has at most ") + std::to_string(most) + ' ' + what +
+         ", got " + std::to_string(count);
 }
 
 }  // namespace
@@ -99,22 +124,12 @@ bool options_allow(const GemmProblem& p, const TileConfig& t) {
 }
 
 std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& machine) {
+  // A tile that the problem fixes is taken as it is. So is any where none is worthwhile: gated products have
+  // few.
+  const bool fixed_tile = fixed(p, kTileM) || fixed(p, kTileN);
   std::vector<RankedConfig> ranked;
-  const Expected expected(p);
-  const GemmProblem dense = stand_in(p, expected);
-  for (int tile = kUngroupedTileCount; tile < kSingleTileCount; ++tile) {
-    const TileConfig& t = kTiles[tile];
-    if (!allowed(p, t, expected)) continue;
-    const bool swap = t.grouped == Grouped::kColumns;
-    const Shape s(dense, swap);
-    for (const int m : {1, 2}) {
-      for (const int n : {1, 2}) {
-        if (!cluster_allowed(p, s, t, m, n)) continue;
-        const Config c{.tile = tile, .cluster_m = m, .cluster_n = n, .swap = swap};
-        ranked.push_back(best_walk(dense, s, t, c, expected, fixed(p, kGroup), machine));
-      }
-    }
-  }
+  if (!fixed_tile) ranked = rank_tiles(p, machine, false);
+  if (ranked.empty()) ranked = rank_tiles(p, machine, true);
   std::stable_sort(ranked.begin(), ranked.end(),
                    [](const RankedConfig& x, const RankedConfig& y) { return x.cost.total < y.cost.total; });
   return ranked;
@@ -124,12 +139,14 @@ std::string unsupported_groups(const GemmProblem& p) {
   const bool sums = p.groups.form == Form::kSums;
   if (p.batch[1] == 0 || p.groups.count == 0) return "kernel 'sm90' has no grouped product without groups";
   if (p.k == 0) return "kernel 'sm90' has no grouped product with k = 0";
-  // A group's tokens are counted through all batches, and tiles too, in 31 bits.
+  // Tokens, groups and tiles are counted through all batches, in 31 bits at most.
+  constexpr int64_t kMost = INT32_MAX / 2;
   const int64_t tokens = (sums ? p.k : p.m) * p.batch[0], groups = (p.groups.count + 1) * p.batch[0];
-  if (tokens > INT32_MAX / 2) return "a grouped product of kernel 'sm90' has less than 2^30 tokens";
-  if ((tokens / 16 + groups) * ceil_div(p.n, 64) > INT32_MAX / 2 && !sums)
-    return "a grouped product of kernel 'sm90' has less than 2^30 tiles";
-  return {};
+  if (tokens > kMost) return too_many("tokens", tokens, kMost);
+  if (groups > kMost) return too_many("groups", groups, kMost);
+  const int64_t rows = sums ? p.batch_count() * ceil_div(p.m, 64) : tokens / 16 + groups;
+  const int64_t tiles = rows * ceil_div(p.n, 64), most = sums ? kMost / 2 : kMost;
+  return tiles > most ? too_many("tiles", tiles, most) : "";
 }
 
 }  // namespace jaxgemm::cuda::sm90

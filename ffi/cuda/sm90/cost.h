@@ -33,6 +33,13 @@ struct RankedConfig {
   Cost cost;
 };
 
+// Rows of clusters that are walked together: the option `group` of a problem that fixes it, no more than this
+// at most. More rows than any result has walk all of them.
+constexpr int kMaxGroup = 1 << 20;
+inline int fixed_walk(const GemmProblem& p) {
+  return static_cast<int>(std::min<int64_t>(fixed(p, kGroup), kMaxGroup));
+}
+
 // The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
 // that the problem's config fixes are kept. Empty when nothing matches.
 std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine& machine);

@@ -156,16 +156,16 @@ class TokenUnits {
     const uint32_t row = kOnRows ? engine_row : engine_column, column = kOnRows ? engine_column : engine_row;
     const uint32_t entry = window_.first() + lane, batch = entry / window_.each();
     const uint32_t group = entry - batch * window_.each(), before = batch * table_.rows;
-    const int held = static_cast<int>(group) - first_;
+    const uint32_t held = group - first_;  // far above all others where it comes before the first
     unit_.batch = static_cast<int>(batch);
-    unit_.group = held;
+    unit_.group = static_cast<int>(held);
     unit_.row = static_cast<int>(begin - before + row * kTokens);
     unit_.end = static_cast<int>(end - before);
     unit_.tile =
         static_cast<int>(kOnRows ? column * place_.cols + place_.col : column * place_.rows + place_.row);
     unit_.k_begin = 0;
     unit_.alone = rows == 1;
-    const bool has_weights = group < table_.count && held >= 0 && held < static_cast<int>(table_.held);
+    const bool has_weights = group < table_.count && held < table_.held;
     unit_.k_blocks = has_weights ? static_cast<int>(table_.k_blocks) : 0;
   }
 
@@ -173,7 +173,7 @@ class TokenUnits {
   const ClusterPlace& place_;
   GroupWindow window_;
   uint32_t index_, tiles_end_ = 0;  // tiles of tokens up to this lane's group's end
-  int first_;                       // the group of the first weights
+  uint32_t first_;                  // the group of the first weights
   GroupUnit unit_{};
 };
 
@@ -189,9 +189,9 @@ class SumUnits {
     const Unit unit = unit_at(p_.schedule, place_, index_);
     const GroupTable& table = p_.groups;
     const uint32_t product = static_cast<uint32_t>(unit.batch), batch = product / table.held;
-    const int group = first_ + static_cast<int>(product - batch * table.held);
+    const uint32_t group = first_ + (product - batch * table.held);  // of an offset below 0, far above all
     uint32_t begin = 0, end = 0;
-    if (group >= 0 && group < static_cast<int>(table.count)) {
+    if (group < table.count) {
       const uint32_t entry = batch * window_.each() + group;
       while (entry >= window_.first() + 32) window_.advance();
       begin = __shfl_sync(0xffffffffu, window_.begin(), entry - window_.first());
@@ -218,7 +218,7 @@ class SumUnits {
   const ClusterPlace& place_;
   GroupWindow window_;
   uint32_t index_;
-  int first_;  // the group of the first result
+  uint32_t first_;  // the group of the first result
   GroupUnit unit_{};
 };
 

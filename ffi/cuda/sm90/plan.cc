@@ -1,5 +1,7 @@
 #include "plan.h"
 
+#include <algorithm>
+
 #include "../../arithmetic.h"
 #include "../planning.h"
 #include "cost.h"
@@ -14,8 +16,6 @@ size_t take(size_t* total, size_t bytes) {
   *total += (bytes + 255) / 256 * 256;
   return offset;
 }
-
-}  // namespace
 
 PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& p,
                             bool in_place, size_t* workspace) {
@@ -42,6 +42,18 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   return x;
 }
 
+}  // namespace
+
+void plan_operands(const GemmProblem& p, bool a_in_place, bool b_in_place, Plan* plan, size_t* workspace) {
+  plan->a = plan_operand(p.a, p.m, !p.a.transposed, p, a_in_place, workspace);
+  plan->b = plan_operand(p.b, p.n, p.b.transposed, p, b_in_place, workspace);
+}
+
+std::string too_long(std::initializer_list<int64_t> extents) {
+  const bool fit = std::max(extents) <= INT32_MAX - 512;
+  return fit ? "" : "extents must be below 2^31 - 512";
+}
+
 Plan make_plan(const GemmProblem& p) {
   Plan plan;
   const std::vector<RankedConfig> ranked = rank_configs(p, kModelMachine);
@@ -50,8 +62,7 @@ Plan make_plan(const GemmProblem& p) {
   plan.config = ranked[0].config;
   const TileConfig& tile = kTiles[plan.config.tile];
   const bool swap = plan.config.swap, x = tile.every_eighth, y = tile.realigns;  // loaded in place
-  plan.a = plan_operand(p.a, p.m, !p.a.transposed, p, swap ? y : x, &plan.workspace);
-  plan.b = plan_operand(p.b, p.n, p.b.transposed, p, swap ? x : y, &plan.workspace);
+  plan_operands(p, swap ? y : x, swap ? x : y, &plan, &plan.workspace);
   if (p.gated) plan.b_up = plan_operand(p.b, p.n, p.b.transposed, p, false, &plan.workspace);
   if (!p.grouped()) plan.idle_stages = idle_stages(Shape(p, swap), tile, plan.config, kModelSms);
   if (plan.config.partials() > 1) {

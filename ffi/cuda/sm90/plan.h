@@ -3,6 +3,9 @@
 // agree.
 #pragma once
 
+#include <initializer_list>
+#include <string>
+
 #include "../device/major.h"
 #include "configs.h"
 
@@ -33,10 +36,13 @@ struct Plan {
   const PlannedOperand& y() const { return config.swap ? a : b; }
 };
 
-// An operand of a product, and its copy's place in the workspace if it needs one: `workspace` is what of it
-// has been taken. `in_place`: tiles load it where it lies though it may be unaligned.
-PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, const GemmProblem& problem,
-                            bool in_place, size_t* workspace);
+// Plans a and b, and their copies' places in the workspace if they need any: `workspace` is what of it has
+// been taken. In place: tiles load the operand where it lies though it may be unaligned.
+void plan_operands(const GemmProblem& problem, bool a_in_place, bool b_in_place, Plan* plan,
+                   size_t* workspace);
+
+// Why the copy engine, whose coordinates have 32 bits, cannot reach all of such extents; or an empty string.
+std::string too_long(std::initializer_list<int64_t> extents);
 
 // Whether the bases are aligned is known only at the launch. XLA aligns buffers to 256 bytes, so they are
 // assumed to be aligned to 16 and the launch refuses others.

@@ -60,14 +60,13 @@ int choose_many(std::span<const GemmProblem> problems) {
 ManyPlan plan_many(std::span<const GemmProblem> problems, int tile) {
   ManyPlan plan;
   plan.config.tile = tile;
-  if (fixed(problems[0], kGroup)) plan.config.group = static_cast<int>(fixed(problems[0], kGroup));
+  if (fixed(problems[0], kGroup)) plan.config.group = fixed_walk(problems[0]);
   plan.products.reserve(problems.size());
   for (const GemmProblem& p : problems) {
     Plan& product = plan.products.emplace_back();
     product.found = true;
     product.config = plan.config;
-    product.a = plan_operand(p.a, p.m, !p.a.transposed, p, false, &plan.workspace);
-    product.b = plan_operand(p.b, p.n, p.b.transposed, p, false, &plan.workspace);
+    plan_operands(p, false, false, &product, &plan.workspace);
   }
   // The longest sums come first, so that the last tiles to end are short ones.
   plan.order.resize(problems.size());
@@ -87,9 +86,7 @@ std::string unsupported_many_sm90(std::span<const GemmProblem> problems) {
     if (p.output_empty() || p.k == 0) return "products in one launch of kernel 'sm90' must not be empty";
     if (p.a.transposed && p.b.transposed)
       return "kernel 'sm90' has no tiles of many products for two transposed operands";
-    for (const int64_t extent : {p.m, p.n, p.k}) {
-      if (extent > INT32_MAX - 512) return "extents must be below 2^31 - 512";
-    }
+    if (std::string why = too_long({p.m, p.n, p.k}); !why.empty()) return why;
     tiles += ceil_div(p.m, 64) * ceil_div(p.n, 64);
     if (tiles > INT32_MAX / 4) return "many products of kernel 'sm90' have less than 2^29 tiles";
   }

@@ -1,6 +1,6 @@
 // sm90: the Hopper engine's host side. A plan becomes a schedule, an output and tensor maps, which are the
-// kernel's parameters, and up to three launches: copy unaligned operands (twice where a gated product has
-// three of them), multiply, and add the partial results of a split K.
+// kernel's parameters, and up to three launches: copy unaligned operands, multiply, and add the partial
+// results of a split K.
 #include "../../arithmetic.h"
 #include "../../recall.h"
 #include "../chip.h"
@@ -72,10 +72,8 @@ Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstre
 using namespace sm90;
 
 std::string unsupported_sm90(const GemmProblem& p) {
-  // Coordinates of the copy engine are 32-bit.
-  for (const int64_t extent : {p.m, p.n, p.k, p.batch[0], p.batch[1], p.batch_count()}) {
-    if (extent > INT32_MAX - 512) return "extents must be below 2^31 - 512";
-  }
+  if (std::string why = too_long({p.m, p.n, p.k, p.batch[0], p.batch[1], p.batch_count()}); !why.empty())
+    return why;
   for (const Matrix* x : {&p.a, &p.b}) {
     if (x->ld > (int64_t(1) << 38)) return "row pitches must be below 2^39 bytes";
   }

@@ -19,6 +19,9 @@ from jax.interpreters import ad
 from jaxgemm._jax_private import define_taylor_rule
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.gated import gated_p, product
+from jaxgemm.grouped import by_xla, fused, groups
+from jaxgemm.grouped.composed import of_rows
+from jaxgemm.grouped.primitive import DERIVED, grouped_p
 from jaxgemm.many import halves, many_p
 from jaxgemm.primitive import activate, addends, gemm_p
 
@@ -65,6 +68,47 @@ def _many_rule(
     return out, list(zip(*coefficients, strict=True))
 
 
+def _grouped_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
+    where = primals[2:]
+    bilinear = partial(grouped_p.bind, **dict(params, **DERIVED))
+    lhs, rhs = ([primal, *terms] for primal, terms in zip(primals[:2], series[:2], strict=True))
+    coefficients = [
+        reduce(ad.add_tangents, [bilinear(lhs[i], rhs[order - i], *where) for i in range(order + 1)])
+        for order in range(1, len(lhs))
+    ]
+    return grouped_p.bind(*primals, **params), coefficients
+
+
+def _grouped_fused_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
+    found, moved = fused.split(primals, params), fused.split(series, params)
+    given = fused.alone(found, params, narrow=True)
+    held, out = found.held, np.dtype(params["preferred_element_type"])
+
+    def product(w: jax.Array, terms: Terms) -> Series:
+        return _grouped_rule((found.lhs, w, *found.where), (moved.lhs, terms, *moved.where), **given)
+
+    def of_each_row(function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
+        ranks = [1, 1, *[2] * len(operands)]
+        return by_xla.over_batch(function, [*found.where, *operands], ranks)
+
+    def bias(value: jax.Array) -> jax.Array:
+        rows = (found.lhs.shape[-2], None)
+        return of_each_row(lambda sizes, offset, b: of_rows(b, sizes, offset, rows), value.astype(z[0].dtype))
+
+    def masked(value: jax.Array) -> jax.Array:
+        has = of_each_row(lambda sizes, offset: groups.owner(sizes, offset, found.lhs.shape[-2], held) < held)
+        return jnp.where(has[..., None], value.astype(out), 0)
+
+    z, *up = (product(w, terms) for w, terms in zip(found.weights, moved.weights, strict=True))
+    if found.bias is not None:
+        z = z[0] + bias(found.bias), [term + bias(b) for term, b in zip(z[1], moved.bias, strict=True)]
+    if params["activation"] is not None:
+        z = _activated(params["activation"], z[0].dtype if up else out, z)
+    if up:
+        z = _taylor(jnp.multiply, z, up[0])
+    return masked(z[0]), [masked(term) for term in z[1]]
+
+
 def _activated(name: str, dtype: np.dtype, z: Series) -> Series:
     function = partial(activate, Epilogue(activation=name), dtype)
     if name == "relu":  # jet takes neither its custom derivative, nor that at 0 from a maximum
@@ -82,3 +126,5 @@ def _taylor(function: Callable[..., jax.Array], *operands: Series) -> Series:
 define_taylor_rule(gemm_p, _gemm_rule)
 define_taylor_rule(gated_p, _gated_rule)
 define_taylor_rule(many_p, _many_rule)
+define_taylor_rule(grouped_p, _grouped_rule)
+define_taylor_rule(fused.grouped_fused_p, _grouped_fused_rule)

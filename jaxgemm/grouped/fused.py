@@ -103,7 +103,7 @@ def _abstract_eval(*operands: Any, **params: Any) -> Any:
     return grouped_p.abstract_eval(*found.of_first, **of_product(found, params, params["preferred_element_type"]))
 
 
-def _alone(found: Operands, params: dict[str, Any], *, narrow: bool = False) -> dict[str, Any]:
+def alone(found: Operands, params: dict[str, Any], *, narrow: bool = False) -> dict[str, Any]:
     """The parameters of either product where it is composed with what follows; see :func:`compose`."""
     out = np.dtype(params["preferred_element_type"])
     by_xla = narrow or (params["kernel"] in ("auto", "xla") and not params["batch_invariant"])
@@ -128,7 +128,7 @@ def compose(*operands: jax.Array, narrow: bool = False, **params: Any) -> jax.Ar
     memory, and make the products of the backward pass as wide. So are those of which several devices add up parts.
     """
     found = split(operands, params)
-    return _finish(_products(found, _alone(found, params, narrow=narrow)), found, params, found.held)
+    return _finish(_products(found, alone(found, params, narrow=narrow)), found, params, found.held)
 
 
 # --- Transformations ------------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ ad.primitive_jvps[grouped_fused_p] = _jvp_rule
 def _division(local: Any, operands: Sequence[Any], params: dict[str, Any]) -> Division:
     """How the operands, or those with such types, are divided; ``local`` computes one device's."""
     found = split(operands, params)
-    alone = partition.division(local, found.of_first, **of_product(found, params, params["preferred_element_type"]))
-    lhs, weights, *where = alone.names
+    first = partition.division(local, found.of_first, **of_product(found, params, params["preferred_element_type"]))
+    lhs, weights, *where = first.names
     held, columns = weights[-3], weights[-1]
     names = [lhs, *[weights] * len(found.weights), *where, *[(held, columns)] * params["has_bias"]]
     params = dict(params, out_sharding=None)
@@ -195,7 +195,7 @@ def _division(local: Any, operands: Sequence[Any], params: dict[str, Any]) -> Di
         return given
 
     return replace(
-        alone,
+        first,
         names=names,
         specs=specs,
         whole=partial(local, **params),
@@ -216,7 +216,7 @@ def _on_shards(local: Any, rows: int, params: dict[str, Any], plan: Assignment, 
     extra = [] if found.bias is None else [found.bias]
     if not _contracts(plan):  # rows of other devices' groups are zeros
         return plan.added_up(local(*vary_alike(lhs, *found.weights, *own, *extra), **params))
-    sums = [plan.added_up(z) for z in _products(found._replace(where=own), _alone(found, params, narrow=True))]
+    sums = [plan.added_up(z) for z in _products(found._replace(where=own), alone(found, params, narrow=True))]
     if axes := plan.out_axes()[-2]:
         count = sums[0].shape[-2]
         sizes = groups.portion(sizes, rows, lax.axis_index(axes) * count, count)
@@ -277,7 +277,7 @@ def launch(choice: Choice, *operands: jax.Array, **params: Any) -> jax.Array:
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     found, out = split(ctx.avals_in, params), ctx.avals_out[0]
     if decide(platform, ctx.avals_in, params).kernel is None:
-        grouped_launch.decide(platform, found.of_first, _alone(found, params))  # its refusal
+        grouped_launch.decide(platform, found.of_first, alone(found, params))  # its refusal
     divided = _division(partial(_compute, platform), ctx.avals_in, params)
     if explicit_axes(out.sharding.mesh):
         function: Any = partial(divided.explicit, out)

@@ -117,14 +117,14 @@ def _batches(operands: list[Any], form: Form) -> tuple[int, ...]:
 
 
 #: What a derivative's products do not promise, though the product did.
-_DERIVED = {"strict": False, "batch_invariant": False}
+DERIVED = {"strict": False, "batch_invariant": False}
 
 
 def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     lhs, rhs, *where = primals
     dlhs, drhs = tangents[:2]
     out = grouped_p.bind(*primals, **params)
-    derived = params | _DERIVED
+    derived = params | DERIVED
     terms = []
     if type(dlhs) is not ad.Zero:
         terms.append(grouped_p.bind(dlhs, rhs, *where, **derived))
@@ -163,7 +163,7 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
     kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
     target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
     bound = {"form": derived, "preferred_element_type": kept, "out_sharding": target}
-    out = grouped_p.bind(x, y, sizes, offset, **(params | _DERIVED | bound))
+    out = grouped_p.bind(x, y, sizes, offset, **(params | DERIVED | bound))
     result[place] = jnp.sum(out, axis=0).astype(wanted) if shared else out
     return result
 

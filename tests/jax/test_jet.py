@@ -91,6 +91,41 @@ def test_where_relu_bends(kernel):
         assert slope == jax.jvp(f, (z,), (one,))[1] == 0.0
 
 
+SIZES = jnp.array([2, 0, 4])
+SHAPES = (9, 4), (3, 4, 5), (3, 4, 5)
+
+
+def by_groups(x, w, bias=0):
+    """As ``ragged_dot``, for SIZES and finite numbers; a bias is of all rows."""
+    own = jnp.array([0, 0, 2, 2, 2, 2])
+    return jnp.concatenate([jnp.einsum("mk,mkn->mn", x[:6], w[own]) + bias, jnp.zeros((x.shape[0] - 6, w.shape[2]))])
+
+
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_groups(order, rng):
+    compare(lambda x, w: jaxgemm.ragged_dot(x, w, SIZES), by_groups, rng, *SHAPES[:2], order=order)
+    w = jnp.asarray(rng.standard_normal(SHAPES[1]))
+    each = jax.vmap(lambda x: jaxgemm.ragged_dot(x, w, SIZES, activation="tanh"))
+    theirs = jax.vmap(lambda x: jnp.tanh(by_groups(x, w)))
+    compare(each, theirs, rng, (2, *SHAPES[0]), order=order)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_groups_and_what_follows(activation, rng):
+    """Rows that have no group stay zeros, of every order."""
+
+    def ours(x, w, bias):
+        biases = jnp.stack([bias] * 3)
+        return jaxgemm.ragged_dot(x, w, SIZES, bias=biases, activation=activation)
+
+    def theirs(x, w, bias):
+        return jnp.concatenate([ACTIVATIONS[activation](by_groups(x, w, bias)[:6]), jnp.zeros((3, 5))])
+
+    compare(ours, theirs, rng, *SHAPES[:2], (5,))
+    gated = lambda x, w, up: jaxgemm.ragged_gated(x, w, up, SIZES, activation=activation)  # noqa: E731
+    compare(gated, lambda x, w, up: ACTIVATIONS[activation](by_groups(x, w)) * by_groups(x, up), rng, *SHAPES)
+
+
 @kernels
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_types(dtype, kernel, rng):

@@ -197,25 +197,30 @@ def no_epilogue_of_booleans(*given: bool) -> None:
         )
 
 
-def option_pairs(kernel: str, given: dict[str, Any]) -> Options:
-    """The options as sorted (name, value) pairs; a tuple value is spread over options named ``tile_m`` etc."""
+def option_pairs(kernel: str, given: dict[str, Any], function: str = "gemm") -> Options:
+    """The options as sorted (name, value) pairs; a tuple value is spread over options named ``tile_m`` etc.
+
+    Raises:
+        TypeError, ValueError: they are none of the kernel's, which ``function`` takes in a message.
+    """
     if not given:
         return ()
     if kernel in ("auto", "xla"):
-        raise ValueError(f"gemm: options {', '.join(given)} need a kernel by name, got kernel={kernel!r}")
+        raise ValueError(f"{function}: options {', '.join(given)} need a kernel by name, got kernel={kernel!r}")
     row = find_kernel(kernel)
     pairs: dict[str, int] = {}
     for name, value in given.items():
         if isinstance(value, (tuple, list)):
             names = [option for option in row.options if option.startswith(f"{name}_")]
             if len(names) != len(value):
-                raise ValueError(f"gemm: option {name} of kernel '{kernel}' takes {len(names)} values, got {value!r}")
+                raise ValueError(
+                    f"{function}: option {name} of kernel '{kernel}' takes {len(names)} values, got {value!r}"
+                )
             pairs.update(zip(names, value, strict=True))
         else:
             pairs[name] = value
+    configuration(row, tuple(pairs.items()))  # whether it has them
     for name, value in pairs.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"gemm: option {name} must be an integer, got {value!r}")
-    options = tuple(sorted((name, int(value)) for name, value in pairs.items()))
-    configuration(row, options)
-    return options
+            raise TypeError(f"{function}: option {name} must be an integer, got {value!r}")
+    return tuple(sorted((name, int(value)) for name, value in pairs.items()))

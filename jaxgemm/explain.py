@@ -104,7 +104,7 @@ class Product:
         if problem is not None:
             yield from self._lines_around(problem, view)
         yield "workspace", f"{choice.workspace} bytes"
-        invariant = choice.rule == rules.INVARIANT.name
+        invariant = choice.rule == rules.INVARIANT.name and not self.groups  # whose tiles follow m
         best = choice.considered[0] if choice.considered else None
         if best is not None and best.parts and not invariant:
             yield (

@@ -67,7 +67,7 @@ def grouped_gemm(
         precision: as ``jnp.matmul`` takes it.
         preferred_element_type: type of the results; by default that of the promoted operands.
         kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel that has no form for many products
-            computes one after the other, as every kernel does in a program that is divided over several devices.
+            computes one after the other, as every kernel does in a program that XLA divides over several devices.
         **kernel_options: options of a kernel by name, as for :func:`jaxgemm.gemm`.
 
     Returns:
@@ -84,7 +84,7 @@ def grouped_gemm(
         raise ValueError(f"grouped_gemm: got {len(given_a)} arrays as a and {len(given_b)} as b")
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
-    options = option_pairs(kernel, kernel_options)
+    options = option_pairs(kernel, kernel_options, "grouped_gemm")
     if not given_a:
         return []
     arrays, weak = promoted("grouped_gemm", [*given_a, *given_b])

@@ -87,7 +87,9 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     one :func:`jaxgemm.gated_gemm`, under the same condition.
 
     ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps what is in
-    one group from the results of others. They stay as they are where ``kernel`` is "xla", or has no grouped form.
+    one group from the results of others; what follows them stays in jnp. They stay as they are where ``kernel`` is
+    "xla", or has no grouped form, and in a ``shard_map`` that :func:`override` is put around: override the function
+    that is mapped.
 
     Each call traces ``function``, so put ``jax.jit`` around the result rather than inside. Of the arguments, JAX
     arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is. Objects of flax.nnx

@@ -228,7 +228,10 @@ FACTS = Section(
 #: What decides before the rules for expected times are read, beside the facts.
 BY_NAME = Reason("by-name", "asked for by name")
 SYMBOLIC = Reason("symbolic-extents", "extents are symbolic, and kernels are chosen by extents that are known")
-INVARIANT = Reason("batch-invariant", "batch-invariant: chosen for a fixed number of rows, whatever there are")
+INVARIANT = Reason(
+    "batch-invariant",
+    "batch-invariant: chosen for a fixed number of rows, whatever there are; of groups, all tiles add up in one order",
+)
 TUNED = Reason("tuned", "this very product was measured on this chip, and jaxgemm/tuning holds what was fastest")
 UNFIT = Reason("no-kernel-fits", "no kernel that was measured can run the product, each for its own reason")
 #: How a gated pair of products is computed.
@@ -242,14 +245,14 @@ GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes th
 
 #: How a grouped product is computed.
 GROUPED_ONE_LAUNCH = Reason(
-    "grouped-one-launch", "one launch expects to take no longer than a dense product for each group"
+    "grouped-one-launch", "one launch for all groups, unless dense products are modelled and should take less"
 )
 GROUPED_DENSE = Reason("grouped-dense", "a dense product for each group should take less")
 GROUPED_NOTHING = Reason("nothing-to-multiply", "there is nothing to multiply, and so no launch of a kernel")
 GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")
 
 #: How many products of different shapes are computed.
-MANY_ONE_LAUNCH = Reason("many-one-launch", "many products in as few launches as parameters hold")
+MANY_ONE_LAUNCH = Reason("many-one-launch", "many products in few launches, whatever they take apart")
 MANY_FEW = Reason("few-products", "fewer than two of the products have anything to multiply")
 MANY_MISSING = Reason("no-many-form", "no kernel that may run here has a form for many products")
 

@@ -96,8 +96,9 @@ class MoE(_moe.Options, nnx.Module):
             features).
         softmax: "after": results are weighed by the softmax of the chosen logits, as by Shazeer et al.; "before": by
             the softmax of all logits, of which the chosen ones' sum is below 1, as by Fedus et al.
-        dtype: of the experts' products and of the result; by default inputs and parameters are promoted. A token's
-            copies are weighed and added up in float32, or in float64 where they are.
+        dtype: of the experts' products and of the result; by default inputs and parameters are promoted. Grouped
+            kernels need a 16-bit one: of others XLA multiplies every row by every expert's weights. A token's copies
+            are weighed and added up in float32, or in float64 where they are.
         param_dtype: of the experts' parameters.
         precision: of the experts' products; see :func:`jaxgemm.ragged_dot`.
         kernel_init: gives the router, and the matrices of one expert at a time.
@@ -128,7 +129,7 @@ class MoE(_moe.Options, nnx.Module):
             inputs: shape (..., features), with any leading dimensions, empty ones too.
 
         Returns:
-            The result, shaped as ``inputs``, and a float32 scalar, which with ``axis_name`` is that of all devices.
+            The result, shaped as ``inputs``, and a float32 scalar, with ``axis_name`` the mean over its devices.
 
         Raises:
             ValueError: ``inputs`` or a parameter has another shape, or the devices of ``axis_name`` cannot hold as many

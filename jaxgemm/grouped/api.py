@@ -69,14 +69,17 @@ def ragged_dot(
     """
     x, w, weak = promoted_pair(lhs, rhs)
     if x.ndim != 2 or w.ndim != 3:
-        raise ValueError(f"ragged_dot: expected lhs (m, k) and rhs (groups, k, n), got shapes {x.shape} and {w.shape}")
+        raise ValueError(
+            f"ragged_dot: expected lhs (m, k) and rhs (groups, k, n), got shapes {x.shape} and {w.shape}; merge axes "
+            "of rows into one, or map over others by jax.vmap"
+        )
     if x.shape[1] != w.shape[1]:
         raise ValueError(
             f"ragged_dot: inner dimensions differ: lhs of shape {x.shape} has k = {x.shape[1]}, "
             f"rhs of shape {w.shape} has k = {w.shape[1]}"
         )
     out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
-    sizes, offset = arguments.where("ragged_dot", group_sizes, group_offset, x.shape[0], w.shape[0])
+    sizes, offset = arguments.where("ragged_dot", group_sizes, group_offset, w.shape[0])
     held = w.shape[0]
     extra = None if bias is None else as_bias("ragged_dot", bias, (held, w.shape[2]), "a row for each group", out)
     check_activation("ragged_dot", activation)

@@ -78,7 +78,8 @@ def choose(
     if kernel != "auto":
         rows = [find_kernel(kernel)]
         if not rows[0].grouped:
-            raise UnsupportedError(f"kernel '{kernel}' has no grouped form")
+            able = ", ".join(row.name for row in kernels() if row.grouped)
+            raise UnsupportedError(f"kernel '{kernel}' has no grouped form; {able} has, and 'auto' runs everywhere")
     assert problem.groups is not None
     if 0 in (problem.m, problem.n, problem.k, *problem.batch, problem.groups.count):
         return Choice(None, (), 0, rules.GROUPED_NOTHING.says, rule=rules.GROUPED_NOTHING.name)

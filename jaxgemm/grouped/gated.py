@@ -67,7 +67,7 @@ def ragged_gated(
     out = np.dtype(dtype) if preferred_element_type is None else canonical_dtype(preferred_element_type)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"ragged_gated: preferred_element_type must be a floating-point type, got {out.name}")
-    where = arguments.where("ragged_gated", group_sizes, group_offset, x.shape[0], gate.shape[0])
+    where = arguments.where("ragged_gated", group_sizes, group_offset, gate.shape[0])
     check_activation("ragged_gated", activation)
     target = arguments.target(out_sharding)
     params = arguments.parameters(
@@ -84,7 +84,10 @@ def _check_shapes(x: jax.Array, gate: jax.Array, up: jax.Array) -> None:
     if gate.ndim != 3 or gate.shape != up.shape:
         raise ValueError(f"ragged_gated: w_gate and w_up must be (groups, k, n) alike, got {gate.shape} and {up.shape}")
     if x.ndim != 2:
-        raise ValueError(f"ragged_gated: expected lhs (m, k), got shape {x.shape}")
+        raise ValueError(
+            f"ragged_gated: expected lhs (m, k), got shape {x.shape}; merge axes of rows into one, or map over others "
+            "by jax.vmap"
+        )
     if x.shape[1] != gate.shape[1]:
         raise ValueError(
             f"ragged_gated: inner dimensions differ: lhs of shape {x.shape} has k = {x.shape[1]}, "

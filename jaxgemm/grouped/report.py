@@ -22,7 +22,7 @@ class Description:
     Attributes:
         operands: "float32[64,16] x float32[8,16,24]"; of a gated pair "... x (..., ...)".
         result: element type of the product.
-        problem: "rows of 8 groups: m 64, n 24, k 16".
+        problem: "rows of 8 groups: m 64, n 24, k 16, layout NN"; of sums, k is the length of all groups' together.
         floor: the least time the device needs for it, None where the device's rates are not known.
     """
 
@@ -51,7 +51,7 @@ def describe(avals: Sequence[Any], params: dict[str, Any], limits: roofline.Devi
     text = f"{'sums' if form.sums else 'rows'} of {groups} groups"
     if form.held != groups:
         text += f", {form.held} of them held"
-    text += f": m {m}, n {n}, k {k}"
+    text += f": m {k}, n {n}, k {m} in all" if form.sums else f": m {m}, n {n}, k {k}"
     if batch is not None:
         text += f", batch {batch}"
     if not form.sums:

@@ -222,14 +222,14 @@ ERRORS = {
         "gemm: option tile of kernel 'host' takes 0 values, got (16, 16)",
     ),
     "an option that is no integer": (
-        gemm(A, B, kernel="host", stages=2.5),
+        gemm(A, B, kernel="simt", tile=2.5),
         TypeError,
-        "gemm: option stages must be an integer, got 2.5",
+        "gemm: option tile must be an integer, got 2.5",
     ),
     "an option that is a bool": (
-        gemm(A, B, kernel="host", stages=True),
+        gemm(A, B, kernel="simt", tile=True),
         TypeError,
-        "gemm: option stages must be an integer, got True",
+        "gemm: option tile must be an integer, got True",
     ),
     "precision": (gemm(A, B, precision="exact"), ValueError, "precision: got 'exact', expected one of default, high"),
     "precision of three": (

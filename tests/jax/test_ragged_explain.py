@@ -32,7 +32,7 @@ def test_a_product_and_its_gradients():
     assert {(p.operands, p.groups) for p in found.products} == {
         ("bfloat16[512,256] x bfloat16[8,256,384]", "rows of 8 groups: m 512, n 384, k 256, layout NN"),
         ("bfloat16[512,384] x bfloat16[8,256,384]", "rows of 8 groups: m 512, n 256, k 384, layout NT"),
-        ("bfloat16[512,256] x bfloat16[512,384]", "sums of 8 groups: m 512, n 384, k 256"),
+        ("bfloat16[512,256] x bfloat16[512,384]", "sums of 8 groups: m 256, n 384, k 512 in all"),
     }
     for line in (
         "3 products on ",
@@ -180,3 +180,20 @@ def test_the_floor_at_full_precision_is_that_of_plain_arithmetic():
     highest = (lax.Precision.HIGHEST,) * 2
     assert describe(avals, params | {"precision": highest}, H100).floor.unit == "fp32"
     assert describe(avals, params | {"precision": None}, H100).floor.unit == "tf32 tensor"
+
+
+built = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
+
+
+@built
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_gated_pair_is_one_launch_whatever_its_rows(batch_invariant):
+    """Between those that tiles of few tokens are for and those that others are, too."""
+    w = shape(8, 64, 64)
+    for m in (1, 8, 33, 64, 65, 96, 127, 128, 129, 1000):
+        x, sizes = shape(m, 64), shape(8, dtype=jnp.int32)
+        pair = partial(jaxgemm.ragged_gated, batch_invariant=batch_invariant)
+        (product,) = jaxgemm.explain(pair, x, w, w, sizes, platform="cuda").products
+        assert product.kernel == "sm90", m
+        assert product.gated, m
+        assert "us expected: as chosen" in str(product)

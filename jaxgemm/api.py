@@ -20,7 +20,7 @@ from jaxgemm.arguments import (
     as_bias,
     broadcast,
     canonical_dtype,
-    check_activation,
+    check_activation_of,
     gives_way,
     no_epilogue_of_booleans,
     of_one_type,
@@ -107,10 +107,10 @@ def gemm(
     if static_beta == 0.0:
         c = None
     if dtype == np.bool_:
-        no_epilogue_of_booleans(static_alpha != 1.0, c is not None, bias is not None, activation is not None)
+        no_epilogue_of_booleans("gemm", static_alpha != 1.0, c is not None, bias is not None, activation is not None)
     c = None if c is None else broadcast(c, shape, out)
     bias = None if bias is None else as_bias("gemm", bias, shape[-1:], "one element a column", out)
-    _check_activation(activation, out)
+    check_activation_of("gemm", activation, out)
 
     multiply = partial(
         bind, a, b, dims=dims, precision=precision, kernel=kernel, options=options, batch_invariant=batch_invariant
@@ -145,12 +145,6 @@ def _check_matrices(a: tuple[int, ...], b: tuple[int, ...], transpose_a: bool, t
             f"gemm: inner dimensions differ: op(a) of shape {_op(a, transpose_a)} has k = {k_a}, "
             f"op(b) of shape {_op(b, transpose_b)} has k = {k_b}"
         )
-
-
-def _check_activation(activation: str | None, out: np.dtype) -> None:
-    check_activation("gemm", activation)
-    if activation not in (None, "relu") and jnp.issubdtype(out, jnp.integer):
-        raise ValueError(f"gemm: activation {activation!r} of an integer product; integers take relu only")
 
 
 def matmul(

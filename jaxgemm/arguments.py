@@ -139,7 +139,7 @@ def canonical_dtype(given: DTypeLike) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(given))
 
 
-def same_kind(name: str, x: jax.Array, result: np.dtype) -> None:
+def same_kind(name: str, x: jax.Array, result: np.dtype, function: str = "gemm") -> None:
     """TypeError if converting ``x`` to the result's type would drop a fraction or an imaginary part."""
     if x.dtype == result:
         return
@@ -149,7 +149,7 @@ def same_kind(name: str, x: jax.Array, result: np.dtype) -> None:
         return next(i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
 
     if rank(x.dtype) > rank(result):
-        raise TypeError(f"gemm: {name} {x.dtype} for a result of {result.name}; both must be of one kind")
+        raise TypeError(f"{function}: {name} {x.dtype} for a result of {result.name}; both must be of one kind")
 
 
 def unmixed(x: jax.Array, result: np.dtype) -> None:
@@ -174,7 +174,7 @@ def broadcast(c: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
 def as_bias(function: str, bias: ArrayLike, shape: tuple[int, ...], meaning: str, out: np.dtype) -> jax.Array:
     """``bias`` as an array for a result of type ``out``; ValueError, with the shape's meaning, if it has another."""
     array = as_array("bias", bias)
-    same_kind("bias", array, out)
+    same_kind("bias", array, out, function)
     unmixed(array, out)
     if array.shape != shape:
         raise ValueError(f"{function}: bias must have shape {shape}, {meaning}, got {array.shape}")
@@ -188,12 +188,19 @@ def check_activation(function: str, activation: str | None) -> None:
         raise ValueError(f"{function}: activation: got {activation!r}, expected None or one of {names}")
 
 
-def no_epilogue_of_booleans(*given: bool) -> None:
+def check_activation_of(function: str, activation: str | None, out: np.dtype) -> None:
+    """The same, and for one that a result of this type does not take."""
+    check_activation(function, activation)
+    if activation not in (None, "relu") and jnp.issubdtype(out, jnp.integer):
+        raise ValueError(f"{function}: activation {activation!r} of an integer product; integers take relu only")
+
+
+def no_epilogue_of_booleans(function: str, *given: bool) -> None:
     """TypeError if any part of an epilogue is given, for a product of booleans."""
     if any(given):
         raise TypeError(
-            "gemm: a product of booleans is a boolean, and takes no alpha, beta, c, bias or activation; convert the "
-            "operands first"
+            f"{function}: a product of booleans is a boolean, and takes no alpha, beta, c, bias or activation; convert "
+            "the operands first"
         )
 
 

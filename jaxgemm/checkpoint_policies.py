@@ -30,13 +30,14 @@ _BATCH = (((), ()), ((0,), (0,)))
 @dataclass(frozen=True)  # equal where the policies are, so that JAX finds what it has traced
 class _WithProducts:
     policy: Policy
+    groups: bool = True  # whether products of groups are among them
 
     def __call__(self, primitive: Any, *args: Any, **params: Any) -> Any:
         if primitive is gemm_p:
             return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
         if primitive in (gather_p, scatter_p, many_p):
             return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=_NO_BATCH)
-        if primitive is grouped_p:
+        if primitive is grouped_p and self.groups:
             batched = all(len(x.shape) > rank for x, rank in zip(args[:2], params["form"].ranks, strict=False))
             dims = _BATCH if batched else _NO_BATCH
             return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=dims)
@@ -50,6 +51,11 @@ def with_products(policy: Policy) -> Policy:
         policy: one of ``jax.checkpoint_policies``, or any function of a primitive and its parameters.
     """
     return _WithProducts(policy)
+
+
+def with_dense_products(policy: Policy) -> Policy:
+    """The same but for products of groups, which are left to the policy: JAX's do not know ``lax.ragged_dot``."""
+    return _WithProducts(policy, groups=False)
 
 
 #: Keep every product.

@@ -22,7 +22,7 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun, primitives
 
 from jaxgemm import dtypes, nnx_state
 from jaxgemm import precision as prec
-from jaxgemm.checkpoint_policies import with_products
+from jaxgemm.checkpoint_policies import with_dense_products
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.fusion import Values
 from jaxgemm.gated import gated_p
@@ -248,7 +248,7 @@ def _route_eqn(eqn: Any, routing: Routing) -> Any:
         params["fwd_jaxpr_thunk"], changed = _route_thunk(params["fwd_jaxpr_thunk"], routing), True
         params["bwd"] = _route_function(params["bwd"], routing)
     if eqn.primitive is primitives.remat_p and changed and params["policy"] is not None:
-        params["policy"] = with_products(params["policy"])  # so that it saves what it saved before
+        params["policy"] = with_dense_products(params["policy"])  # so that it saves what it saved before
     return eqn.replace(params=params) if changed else eqn
 
 

@@ -128,6 +128,12 @@ def check_shapes(options: Options, wanted: Mapping[str, Parameter], given: Mappi
 
 def _for_each_expert(init: Initializer, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """One matrix after the other: an initializer that scales by fan-in would count the experts in."""
+    made = jax.eval_shape(lambda k: init(k, shape[1:], dtype), key)
+    if not isinstance(made, jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"MoE: kernel_init must return arrays, got {type(made).__name__}: it makes the matrix of one expert, and "
+            "metadata of partitioning would say nothing of the axis of experts; place the parameters by their sharding"
+        )
     weights: jax.Array = jax.vmap(lambda k: init(k, shape[1:], dtype))(jax.random.split(key, shape[0]))
     return weights
 
@@ -150,8 +156,10 @@ def forward(
     routing = route(options, tokens, given["router"])
     tokens, *rest = promote_dtype(tokens, *(given[name] for name in names), dtype=options.dtype)
     held = dict(zip(names, rest, strict=True))
+    if tokens.shape[0] == 0:
+        return jnp.zeros(inputs.shape, tokens.dtype), jnp.zeros((), jnp.float32)
     chosen, weights, sizes = routing.experts, routing.weights, group_sizes(options, routing.experts)
-    mean = jnp.sum(routing.probabilities, axis=0) / max(tokens.shape[0], 1)
+    mean = jnp.sum(routing.probabilities, axis=0) / tokens.shape[0]
     offset = None
     if axis_name is not None:
         # A device routes its own tokens alone, so that all agree where a token goes.
@@ -190,7 +198,8 @@ def group_sizes(options: Options, experts: jax.Array) -> jax.Array:
 
 def load_balancing(sizes: jax.Array, mean: jax.Array) -> jax.Array:
     """The number of experts times the sum of each one's share of copies by its mean probability; 1 if balanced."""
-    shares = sizes.astype(jnp.float32) / jnp.maximum(jnp.sum(sizes), 1)
+    sizes = sizes.astype(jnp.float32)
+    shares = sizes / jnp.maximum(jnp.sum(sizes), 1.0)
     return sizes.shape[0] * jnp.sum(shares * mean)
 
 
@@ -217,7 +226,7 @@ def run_experts(
 def combine(rows: jax.Array, order: jax.Array, weights: jax.Array) -> jax.Array:
     """Each token's copies, weighed and added up in float32, or in a wider type of the rows."""
     copies = _permute(rows, jnp.argsort(order)).reshape(*weights.shape, rows.shape[-1])
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    wide = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
     return jnp.sum(copies.astype(wide) * weights.astype(wide)[..., None], axis=1)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
@@ -13,7 +14,14 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
-from jaxgemm.arguments import as_bias, canonical_dtype, check_activation, promoted_pair, weakly_typed
+from jaxgemm.arguments import (
+    as_bias,
+    canonical_dtype,
+    check_activation_of,
+    no_epilogue_of_booleans,
+    promoted_pair,
+    weakly_typed,
+)
 from jaxgemm.grouped import arguments, layout
 from jaxgemm.grouped.fused import grouped_fused_p
 from jaxgemm.grouped.primitive import Form, grouped_p
@@ -82,7 +90,9 @@ def ragged_dot(
     sizes, offset = arguments.where("ragged_dot", group_sizes, group_offset, w.shape[0])
     held = w.shape[0]
     extra = None if bias is None else as_bias("ragged_dot", bias, (held, w.shape[2]), "a row for each group", out)
-    check_activation("ragged_dot", activation)
+    if out == np.bool_:
+        no_epilogue_of_booleans("ragged_dot", bias is not None, activation is not None)
+    check_activation_of("ragged_dot", activation, out)
     target = arguments.target(out_sharding)
     params = arguments.parameters(
         precision=precision, out=out, kernel=kernel, out_sharding=target, batch_invariant=batch_invariant
@@ -137,13 +147,18 @@ def ragged_dot_general(
     (contract, _), (batch, _) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
     if ragged in batch:
+        if group_offset is not None:
+            raise ValueError("ragged_dot_general: group_offset has no meaning where the ragged axis is a batch")
         dims = numbers.dot_dimension_numbers
         return api.dot_general(
             x, w, dims, precision=precision, preferred_element_type=out, out_sharding=out_sharding, kernel=kernel
         )
 
-    # A result with more axes, which are merged before, cannot be asked for so, and is resharded afterwards.
-    target = arguments.target(out_sharding) if x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) else None
+    # A result whose axes are merged before cannot be asked for so, and is resharded afterwards.
+    target = arguments.target(out_sharding)
+    plain = x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) and len(contract) == 1 and not batch
+    if target is not None and not plain:
+        target = NamedSharding(target.mesh, PartitionSpec()) if _over_groups(w, numbers) else None
     params = arguments.parameters(precision=precision, out=out, kernel=kernel, out_sharding=target)
 
     def bind(form: Form, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -154,6 +169,12 @@ def ragged_dot_general(
     if out_sharding is not None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak and preferred_element_type is None else z
+
+
+def _over_groups(w: jax.Array, numbers: Any) -> bool:
+    """Whether weights are sharded over their groups, so that rows are sums over devices."""
+    spec = jax.typeof(w).sharding.spec
+    return any(spec[axis] is not None for axis in numbers.rhs_group_dimensions)
 
 
 def _check_numbers(x: jax.Array, w: jax.Array, sizes: jax.Array, numbers: Any, has_offset: bool) -> None:

@@ -27,6 +27,8 @@ def where(function: str, sizes: ArrayLike, offset: ArrayLike | None, held: int) 
     found = integers("group_sizes", sizes)
     if found.ndim != 1:
         raise ValueError(f"{function}: group_sizes must have shape (groups,), got {found.shape}")
+    if not isinstance(found.shape[0], int):
+        raise TypeError(f"{function}: the number of groups must be known, got the symbol {found.shape[0]}")
     if offset is None and found.shape[0] != held:
         raise ValueError(
             f"{function}: {found.shape[0]} group sizes for the weights of {held} groups; with fewer weights than "

@@ -72,8 +72,8 @@ def of_rows(bias: jax.Array, sizes: jax.Array, offset: jax.Array, rows: _Rows) -
     if target is not None:
         bias = jax.sharding.reshard(bias, NamedSharding(target.mesh, PartitionSpec(None, target.spec[1])))
     mine = groups.owner(sizes, offset, count, bias.shape[0])
-    found = jnp.pad(bias, ((0, 1), (0, 0))).at[mine].get(mode="promise_in_bounds")  # the last row is that of none
-    return found if target is None else jax.sharding.reshard(found, target)
+    # The last row is that of none.
+    return jnp.pad(bias, ((0, 1), (0, 0))).at[mine].get(mode="promise_in_bounds", out_sharding=target)
 
 
 @of_rows.defjvp

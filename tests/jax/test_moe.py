@@ -16,6 +16,7 @@ from jaxgemm import UnsupportedError
 
 pytest.importorskip("flax")
 
+from flax import linen as nn
 from flax import nnx
 from mixtures import (
     LAYERS,
@@ -226,6 +227,20 @@ def test_wrong_arguments(wrong, error, message):
         our_linen.MoE(**arguments)
     with pytest.raises(error, match=message):
         our_nnx.MoE(**arguments, rngs=nnx.Rngs(0))
+
+
+def test_initial_values_without_metadata():
+    init = nnx.initializers.lecun_normal()
+    with pytest.raises(TypeError, match="kernel_init must return arrays, got Partitioned"):
+        linen(top_k=1, kernel_init=nn.with_partitioning(init, (None, "x"))).init(jax.random.key(0), jnp.zeros((1, F)))
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_strict_promotion(dtype, rng):
+    params, x = initial(rng, top_k=2), tokens(rng, 5)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        y, loss = apply({"top_k": 2, "dtype": dtype}, params, x if dtype is None else x.astype(dtype))
+    assert (y.dtype, loss.dtype) == (jnp.dtype(dtype or "float32"), jnp.float32)
 
 
 def test_wrong_inputs(rng):

@@ -103,6 +103,13 @@ def test_experts_that_xla_divides(kind, rng):
     assert not weights & set(gathered)
 
 
+def test_no_tokens_on_any_device(rng):
+    options = LAYERS["top 2"]
+    params, x = initial(rng, **options), tokens(rng, 8, 0)
+    y, loss = jax.jit(sharded(options, params, True, 8))(params, x)
+    assert (y.shape, loss) == (x.shape, 0)
+
+
 def test_experts_must_divide(rng):
     params, x = initial(rng, top_k=1), tokens(rng, 24)
     layer = partial(apply, {"top_k": 1, "axis_name": "x"}, params)

@@ -182,7 +182,7 @@ def test_kernels_without_a_grouped_form(kernel, why, x, w):
     close(ours(x, w), function(x, w))
     (left,) = jaxgemm.explain(ours, x, w).left
     assert left.operands == "float64[7,8] x float64[3,8,8] -> float64"
-    assert left.why == why
+    assert left.why.startswith(why)
 
 
 def test_a_kernel_by_name_computes_groups_of_whole_products(x):
@@ -226,3 +226,17 @@ def test_weak_operands():
 
     x = jnp.ones(4, jnp.bfloat16)
     close(override(function)(x), function(x))
+
+
+@pytest.mark.parametrize("name", ["dots_saveable", "everything_saveable", "nothing_saveable"])
+def test_checkpoint_policies_keep_what_they_kept(name, x):
+    """JAX's policies do not know ragged products: those that keep dense ones compute these again."""
+    w = jnp.ones((2, 8, 8))
+    sizes = jnp.array([3, 4])
+    policy = getattr(jax.checkpoint_policies, name)
+
+    def loss(x):
+        twice = lambda x: jnp.sin(lax.ragged_dot(jnp.sin(lax.ragged_dot(x, w, sizes)), w, sizes))  # noqa: E731
+        return jnp.sum(jax.checkpoint(twice, policy=policy)(x))
+
+    assert counted(jax.grad(override(loss)), x)[0] == counted(jax.grad(loss), x)[1]

@@ -81,6 +81,13 @@ def test_symbolic_rows_and_sizes_of_any_integer_type(dtype, rng):
     close(exported.call(x, w, sizes), by_rows(x, w, [3, 34, 0, 0, 0]))
 
 
+def test_a_symbolic_number_of_groups_is_refused():
+    structs = [jax.ShapeDtypeStruct(export.symbolic_shape(s), jnp.float32) for s in ("8, 4", "g, 4, 6", "g")]
+    structs[2] = jax.ShapeDtypeStruct(structs[1].shape[:1], jnp.int32)
+    with pytest.raises(TypeError, match="ragged_dot: the number of groups must be known, got the symbol g"):
+        export.export(jax.jit(jaxgemm.ragged_dot), platforms=["cpu"])(*structs)
+
+
 def test_ends_of_more_rows_than_half_of_what_32_bits_count():
     rows = 1610612736
     sizes = jnp.asarray([1503238553, 1503238553, 5, -7], groups.SIZES)
@@ -258,6 +265,17 @@ def test_general(name, rng):
         ({"group_offset": np.ones(2, int)}, ValueError, r"group_offset: expected one integer, of shape \(1,\)"),
         ({"group_offset": np.ones(1)}, TypeError, "group_offset: expected integers"),
         ({"bias": np.ones(N)}, ValueError, r"bias must have shape \(5, 24\), a row for each group, got \(24,\)"),
+        ({"bias": np.ones((GROUPS, N), complex)}, TypeError, "ragged_dot: bias complex128 for a result of float64"),
+        (
+            {"lhs": np.ones((M, K), bool), "rhs": np.ones((GROUPS, K, N), bool), "activation": "relu"},
+            TypeError,
+            "booleans",
+        ),
+        (
+            {"lhs": np.ones((M, K), int), "rhs": np.ones((GROUPS, K, N), int), "activation": "silu"},
+            ValueError,
+            "ragged_dot: activation 'silu' of an integer product",
+        ),
         ({"activation": "swish"}, ValueError, "activation: got 'swish', expected None or one of relu"),
         ({"kernel": "fast"}, ValueError, "kernel: got 'fast', expected one of"),
     ],
@@ -274,6 +292,9 @@ def test_errors_of_dimension_numbers():
         TypeError, match=r"expected jax\.lax\.RaggedDotDimensionNumbers as dimension numbers, got tuple"
     ):
         jaxgemm.ragged_dot_general(*given, (((1,), (1,)), ((), ())))
+    batch = np.ones((M, 6, K)), np.ones((M, K, 4)), np.ones(GROUPS, int), GENERAL["ragged batch"][3]
+    with pytest.raises(ValueError, match="group_offset has no meaning where the ragged axis is a batch"):
+        jaxgemm.ragged_dot_general(*batch, group_offset=0)
     with pytest.raises(TypeError, match="exactly one lhs ragged dimension"):
         jaxgemm.ragged_dot_general(*given, Numbers((((1,), (1,)), ((), ())), [0, 1], [0]))
 

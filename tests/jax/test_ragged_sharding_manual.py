@@ -198,6 +198,51 @@ def test_explicit_sums(lhs, rhs, out, ask, calls, rng, explicit):
     assert_close(back, gradient(expected)(x, y))
 
 
+#: Shapes and shardings of both operands, sizes, dimension numbers, and what is asked for.
+MERGED = {
+    "sums of one column": (((2, 16), P()), ((2, 16), P()), (4,), (((1,), (1,)), ((0,), (0,))), [1], [], P("x", "y")),
+    "rows, nothing contracted": (
+        *(((2, 16), P()), ((4, 2, 8), P()), (4,), (((), ()), ((), ())), [1], [0]),
+        P("y", None, None, "x"),
+    ),
+    "sums, two contracted": (((2, 16), P()), ((2, 16), P()), (2, 4), (((0, 1), (0, 1)), ((), ())), [1], [], P("y")),
+    "batches, weights over groups": (
+        *(((2, 16, 8), P()), ((4, 2, 8, 16), P("x")), (4,), (((2,), (2,)), ((0,), (1,))), [1], [0]),
+        P("y"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_explicit_results_of_merged_axes(name, rng, explicit):
+    (x, x_spec), (w, w_spec), sizes, dims, ragged, of_groups, out = MERGED[name]
+    numbers = lax.RaggedDotDimensionNumbers(dims, ragged, of_groups)
+    operands = [put(array, explicit, spec) for array, spec in zip(arrays(rng, x, w), (x_spec, w_spec), strict=True)]
+    sizes = jnp.broadcast_to(jnp.array([3, 5, 4, 4]), sizes) if len(sizes) == 1 else jnp.full(sizes, 4)
+    got, want = (
+        jax.jit(lambda *a, of=of: of.ragged_dot_general(*a, sizes, numbers, out_sharding=out))(*operands)
+        for of in (jaxgemm, lax)
+    )
+    assert jax.typeof(got).sharding.spec == jax.typeof(want).sharding.spec
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_explicit_vmap_of_a_shared_bias(activation, rng, explicit):
+    """Its gradient, and that of rows which are mapped along a sharded axis with sizes of their own."""
+    x, w, b = arrays(rng, (4, 8, K), (3, K, N), (3, N))
+    sizes = jnp.array([[1, 2, 3], [4, 4, 0], [0, 0, 0], [8, 0, 0]])
+
+    def total(x, w, b, sizes):
+        each = jax.vmap(lambda x, s: jaxgemm.ragged_dot(x, w, s, bias=b, activation=activation))
+        return jnp.sum(jnp.sin(each(x, sizes)))
+
+    want = jax.jit(jax.grad(total, (0, 1, 2)))(x, w, b, sizes)
+    got = jax.jit(jax.grad(total, (0, 1, 2)))(put(x, explicit, P("y")), w, b, put(sizes, explicit, P("y")))
+    assert_close(got, want)
+    assert jax.typeof(got[0]).sharding.spec == P("y", None, None)
+
+
 @pytest.mark.parametrize("rhs", [P(), P(None, None, "y"), P("y")])
 def test_explicit_vmap(rhs, rng, explicit):
     """The mapped axis stays sharded, and out_sharding does not mention it; weights are those of the whole batch."""

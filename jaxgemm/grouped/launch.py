@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from jaxgemm import rules, symbolic
+from jaxgemm.grouped import split
 from jaxgemm.grouped.choose import choose, problem
 from jaxgemm.kernels import UnsupportedError, device_for
 from jaxgemm.primitive import call
@@ -21,7 +23,10 @@ def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Ch
     Raises:
         UnsupportedError: a kernel asked for by name cannot, or none can that is batch-invariant.
     """
-    return chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params))
+    found = chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params))
+    if found.kernel is not None and (parts := split.of(operands, params)):
+        return replace(found, why=f"{found.why}; float32 rows as {parts.parts} of bfloat16 each")
+    return found
 
 
 def chosen(
@@ -65,6 +70,8 @@ def wanted(params: dict[str, Any]) -> str:
 def problem_of(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
     """What a kernel is asked for."""
     form = params["form"]
+    if parts := split.of(operands, params):
+        operands, params = split.types(parts, operands, params), split.result_params(params)
     lhs, rhs, sizes, _ = operands
     return problem(
         lhs,
@@ -77,9 +84,12 @@ def problem_of(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
     )
 
 
-def launch(choice: Choice, operands: tuple[jax.Array, ...], params: dict[str, Any]) -> jax.Array:
+def launch(choice: Choice, operands: Sequence[jax.Array], params: dict[str, Any]) -> jax.Array:
     """The product by the chosen kernel."""
     form = params["form"]
+    if parts := split.of(operands, params):
+        narrow = split.rows(parts, operands, params)
+        return split.joined(parts, launch(choice, narrow, split.result_params(params)), params)
     lhs, rhs, *_ = operands
     batches = {x.shape[0] for x, rank in zip(operands, form.ranks, strict=True) if x.ndim > rank}
     return call(choice, problem_of(operands, params), (*batches, *form.shape(lhs.shape, rhs.shape)), operands)

@@ -40,7 +40,7 @@ from jaxgemm._jax_private import (
     mapped_mesh_axes,
     needs_devices_while_lowering,
 )
-from jaxgemm.grouped import by_xla, partition
+from jaxgemm.grouped import by_xla, partition, split
 from jaxgemm.grouped.launch import decide, launch, wanted
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.primitive import tangent_of
@@ -147,9 +147,6 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
         result[place] = ad.Zero(unknown.aval)
         return result
     known = rhs if place == 0 else lhs
-    common = dtypes.common(ct.dtype, known.dtype)
-    if common is not None:
-        ct, known = lax.convert_element_type(ct, common), lax.convert_element_type(known, common)
     if form.sums:  # rows of lhs are those of rhs times the cotangent of their group's sum, and the other way round
         x, y, derived = known, ct, Form(False, place == 0, form.held)
     elif place == 0:
@@ -157,6 +154,8 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
     else:
         x, y = (ct, known) if form.transposed else (known, ct)
         derived = Form(True, False, form.held)
+    if not split.of((x, y), dict(params, form=derived)):
+        x, y = _of_one_type(x, y)
     wanted = np.dtype(unknown.aval.dtype)
     shared = len(unknown.aval.shape) == form.ranks[place] and bool(_batches([x, y, sizes, offset], derived))
     # One operand for all of a batch: its parts are added up before they are rounded.
@@ -169,6 +168,14 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
 
 
 ad.primitive_transposes[grouped_p] = _transpose_rule
+
+
+def _of_one_type(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both in the type that jnp promotes them to, or as they are where there is none."""
+    common = dtypes.common(x.dtype, y.dtype)
+    if common is None:
+        return x, y
+    return lax.convert_element_type(x, common), lax.convert_element_type(y, common)
 
 
 # --- vmap -----------------------------------------------------------------------------------------------------
@@ -207,6 +214,7 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
         choice = decide(platform, operands, params)
         if choice.kernel is not None:
             return launch(choice, operands, params)
+    operands = (*_of_one_type(*operands[:2]), *operands[2:])
     product = {name: params[name] for name in ("precision", "preferred_element_type")}
     product |= {"platform": platform, "out_sharding": None, "parts": parts}
     if form.sums:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxgemm import precision as prec
 from jaxgemm import roofline
 from jaxgemm.dtypes import ELEMENT_TYPES
+from jaxgemm.grouped import split
 from jaxgemm.grouped.primitive import Form
 
 
@@ -89,6 +90,6 @@ def _floor(
         2.0 * weights * batch * m * k * out[-1],
         sum(count * ELEMENT_TYPES[name].bytes for count, name in zip(elements, names, strict=True)),
         limits=limits,
-        a=names[0],
+        a=split.NARROW.name if split.of((lhs, rhs), {"form": form, "precision": precision}) else names[0],
         precision="highest" if prec.wants_full_fp32(precision) else "default",
     )

@@ -32,7 +32,9 @@ def is_partitioned(ctx: Any) -> bool:
     over all mesh axes it is False: there every device's program is written out.
     """
     context = ctx.module_context.axis_context
-    return isinstance(context, ShardingContext) and context.num_devices > 1
+    # A program that is run under jax.set_mesh, none of whose arguments is placed, has devices and no mesh: each of them
+    # has all of every operand.
+    return isinstance(context, ShardingContext) and context.num_devices > 1 and context.abstract_mesh is not None
 
 
 def explicit_axes(mesh: Any) -> bool:

@@ -274,3 +274,14 @@ def test_auto_leaves_programs_of_several_devices_to_xla(devices, monkeypatch):
     else:
         assert text.count("dot_general") == 2  # and the other is XLA's partitioner's to divide
         assert "@jaxgemm_gemm" not in mapped.lower(a, b).as_text()
+
+
+@pytest.mark.parametrize("types", ["Auto", "Explicit"])
+def test_operands_that_are_not_placed(types, rng):
+    """Where a mesh is set, a program of such operands has its devices, but no mesh that says how they are divided."""
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((8, 6), (2, 6, 5)))
+    sizes = np.array([3, 4], np.int32)
+    want = x @ w[0], jaxgemm.ragged_dot(x, w, sizes)
+    with jax.set_mesh(mesh(types=types)):
+        ours = jax.jit(lambda x, w, s: (jaxgemm.gemm(x, w[0], kernel="host"), jaxgemm.ragged_dot(x, w, s)))
+        assert_close(ours(x, w, sizes), want)

@@ -49,16 +49,16 @@ def promoted(name: str, values: Sequence[ArrayLike]) -> tuple[list[jax.Array], b
     return [lax.convert_element_type(x, dtype) for x in arrays], bool(weak)
 
 
-def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype) -> tuple[jax.Array, jax.Array]:
+def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tuple[jax.Array, jax.Array]:
     """Both operands in one type, as kernels take them; unchanged where jnp promotes the two to no type.
 
-    The type is what jnp promotes both and the result's type to. Without the result's type, an int32 beside a bfloat16
-    would be rounded to bfloat16, where ``lax.dot_general`` into float32 multiplies it in float32.
+    The type is what jnp promotes both and ``out``, the result's type if given, to. Without it, an int32 beside a
+    bfloat16 would be rounded to bfloat16, where ``lax.dot_general`` into float32 multiplies it in float32.
     """
     common = dtypes.common(x.dtype, y.dtype)
     if common is None:
         return x, y
-    wide = dtypes.common(common, out) or common
+    wide = common if out is None else dtypes.common(common, out) or common
     return lax.convert_element_type(x, wide), lax.convert_element_type(y, wide)
 
 
@@ -189,7 +189,7 @@ def check_activation(function: str, activation: str | None) -> None:
 
 
 def check_activation_of(function: str, activation: str | None, out: np.dtype) -> None:
-    """The same, and for one that a result of this type does not take."""
+    """ValueError for an activation that there is not, or that a result of this type does not take."""
     check_activation(function, activation)
     if activation not in (None, "relu") and jnp.issubdtype(out, jnp.integer):
         raise ValueError(f"{function}: activation {activation!r} of an integer product; integers take relu only")
@@ -208,7 +208,7 @@ def option_pairs(kernel: str, given: dict[str, Any], function: str = "gemm") -> 
     """The options as sorted (name, value) pairs; a tuple value is spread over options named ``tile_m`` etc.
 
     Raises:
-        TypeError, ValueError: they are none of the kernel's, which ``function`` takes in a message.
+        TypeError, ValueError: the kernel has no such options. The message names ``function``, which was given them.
     """
     if not given:
         return ()

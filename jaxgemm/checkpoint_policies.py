@@ -54,7 +54,7 @@ def with_products(policy: Policy) -> Policy:
 
 
 def with_dense_products(policy: Policy) -> Policy:
-    """The same but for products of groups, which are left to the policy: JAX's do not know ``lax.ragged_dot``."""
+    """As :func:`with_products`, but products of groups are left to the policy: JAX's do not know ragged products."""
     return _WithProducts(policy, groups=False)
 
 

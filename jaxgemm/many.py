@@ -30,7 +30,7 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm._runtime import MANY_TARGET, ffi
-from jaxgemm.arguments import canonical_dtype, option_pairs, promoted, weakly_typed
+from jaxgemm.arguments import canonical_dtype, of_one_type, option_pairs, promoted, weakly_typed
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
 from jaxgemm.partition import vary_alike
@@ -182,20 +182,13 @@ def _transpose_rule(cts: Any, *operands: Any, **params: Any) -> list[Any]:
                 moving.append(i)
         if moving:
             ct_first, transposed = _COTANGENTS[params["transposed"], side]
-            both = [_of_one_type(cts[i], pairs[i][1 - side]) for i in moving]
+            both = [of_one_type(cts[i], pairs[i][1 - side]) for i in moving]
             wanted = np.dtype(pairs[moving[0]][side].aval.dtype)
             derived = dict(params, transposed=transposed, preferred_element_type=wanted, strict=False)
             results = _bind([pair if ct_first else pair[::-1] for pair in both], **derived)
             for i, result in zip(moving, results, strict=True):
                 found[side][i] = result
     return [*found[0], *found[1]]
-
-
-def _of_one_type(ct: jax.Array, known: jax.Array) -> tuple[jax.Array, jax.Array]:
-    common = dtypes.common(ct.dtype, known.dtype)
-    if common is None:
-        return ct, known
-    return lax.convert_element_type(ct, common), lax.convert_element_type(known, common)
 
 
 ad.primitive_transposes[many_p] = _transpose_rule

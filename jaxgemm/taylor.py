@@ -37,10 +37,8 @@ def _gemm_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params: 
         return _activated(epilogue.activation, np.dtype(params["preferred_element_type"]), z)
     out = gemm_p.bind(*primals, **params)
     bilinear = partial(gemm_p.bind, **dict(params, epilogue=epilogue.scaling(), strict=False))
-    lhs, rhs = ([primal, *terms] for primal, terms in zip(primals[:2], series[:2], strict=True))
     coefficients = []
-    for order in range(1, len(lhs)):
-        terms = [bilinear(lhs[i], rhs[order - i]) for i in range(order + 1)]
+    for order, terms in enumerate(_cauchy(bilinear, primals[:2], series[:2]), 1):
         terms += addends(epilogue, [extra[order - 1] for extra in series[2:]], out)
         coefficients.append(reduce(ad.add_tangents, terms))
     return out, coefficients
@@ -69,14 +67,12 @@ def _many_rule(
 
 
 def _grouped_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
-    where = primals[2:]
-    bilinear = partial(grouped_p.bind, **dict(params, **DERIVED))
-    lhs, rhs = ([primal, *terms] for primal, terms in zip(primals[:2], series[:2], strict=True))
-    coefficients = [
-        reduce(ad.add_tangents, [bilinear(lhs[i], rhs[order - i], *where) for i in range(order + 1)])
-        for order in range(1, len(lhs))
-    ]
-    return grouped_p.bind(*primals, **params), coefficients
+    def bilinear(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        product: jax.Array = grouped_p.bind(lhs, rhs, *primals[2:], **dict(params, **DERIVED))
+        return product
+
+    terms = _cauchy(bilinear, primals[:2], series[:2])
+    return grouped_p.bind(*primals, **params), [reduce(ad.add_tangents, each) for each in terms]
 
 
 def _grouped_fused_rule(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
@@ -107,6 +103,14 @@ def _grouped_fused_rule(primals: Sequence[jax.Array], series: Sequence[Terms], *
     if up:
         z = _taylor(jnp.multiply, z, up[0])
     return masked(z[0]), [masked(term) for term in z[1]]
+
+
+def _cauchy(
+    bilinear: Callable[[jax.Array, jax.Array], jax.Array], primals: Sequence[jax.Array], series: Sequence[Terms]
+) -> list[list[jax.Array]]:
+    """What adds up to the coefficient of each order from 1 on."""
+    lhs, rhs = ([primal, *terms] for primal, terms in zip(primals, series, strict=True))
+    return [[bilinear(lhs[i], rhs[order - i]) for i in range(order + 1)] for order in range(1, len(lhs))]
 
 
 def _activated(name: str, dtype: np.dtype, z: Series) -> Series:

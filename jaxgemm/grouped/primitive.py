@@ -40,6 +40,7 @@ from jaxgemm._jax_private import (
     mapped_mesh_axes,
     needs_devices_while_lowering,
 )
+from jaxgemm.arguments import of_one_type
 from jaxgemm.grouped import by_xla, partition, split
 from jaxgemm.grouped.launch import decide, launch, wanted
 from jaxgemm.kernels import UnsupportedError
@@ -155,7 +156,7 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
         x, y = (ct, known) if form.transposed else (known, ct)
         derived = Form(True, False, form.held)
     if not split.of((x, y), dict(params, form=derived)):
-        x, y = _of_one_type(x, y)
+        x, y = of_one_type(x, y)
     wanted = np.dtype(unknown.aval.dtype)
     shared = len(unknown.aval.shape) == form.ranks[place] and bool(_batches([x, y, sizes, offset], derived))
     # One operand for all of a batch: its parts are added up before they are rounded.
@@ -168,14 +169,6 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
 
 
 ad.primitive_transposes[grouped_p] = _transpose_rule
-
-
-def _of_one_type(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both in the type that jnp promotes them to, or as they are where there is none."""
-    common = dtypes.common(x.dtype, y.dtype)
-    if common is None:
-        return x, y
-    return lax.convert_element_type(x, common), lax.convert_element_type(y, common)
 
 
 # --- vmap -----------------------------------------------------------------------------------------------------
@@ -214,7 +207,7 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
         choice = decide(platform, operands, params)
         if choice.kernel is not None:
             return launch(choice, operands, params)
-    operands = (*_of_one_type(*operands[:2]), *operands[2:])
+    operands = (*of_one_type(operands[0], operands[1]), *operands[2:])
     product = {name: params[name] for name in ("precision", "preferred_element_type")}
     product |= {"platform": platform, "out_sharding": None, "parts": parts}
     if form.sums:

@@ -33,8 +33,8 @@ struct RankedConfig {
   Cost cost;
 };
 
-// Rows of clusters that are walked together: the option `group` of a problem that fixes it, no more than this
-// at most. More rows than any result has walk all of them.
+// The option `group` of a problem, 0 where it fixes none: rows of clusters that are walked together, of which
+// a kernel counts at most kMaxGroup.
 constexpr int kMaxGroup = 1 << 20;
 inline int fixed_walk(const GemmProblem& p) {
   return static_cast<int>(std::min<int64_t>(fixed(p, kGroup), kMaxGroup));

@@ -1,7 +1,8 @@
 """Grouped products by XLA's dense ones: a product a group, of which each row keeps its own group's.
 
-As many operations as ``lax.ragged_dot`` takes where XLA has no kernel for it, but no larger temporaries than one
-product's, and what is in one group's rows or weights reaches no other group's result: NaN and infinity neither.
+As many operations as ``lax.ragged_dot`` takes where XLA has no kernel for it, but what is in one group's rows or
+weights reaches no other group's result: NaN and infinity neither. Where there is little to multiply it is one batch of
+products; else a loop over groups, whose temporaries are no larger than one product's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,17 @@ from jaxgemm.grouped.groups import owner
 from jaxgemm.partition import vary_alike
 from jaxgemm.xla_product import xla_product
 
+# A loop over groups copies each group's weights, which a batch of products takes from where they lie. Its results are
+# of all rows by all groups: there may be so many of them, or one for so many weights.
+_MOST_RESULTS = 1 << 24
+_WEIGHTS_OF_A_RESULT = 4
+
+
+def together(outer: int, groups: int, m: int, k: int, n: int) -> bool:
+    """Whether a product of m rows with each of so many groups' weights is a batch, and no loop; ``outer`` of these."""
+    results = outer * groups * m * n
+    return groups > 0 and results <= max(_MOST_RESULTS, groups * k * n // _WEIGHTS_OF_A_RESULT)
+
 
 def rows(
     lhs: jax.Array,
@@ -24,6 +36,7 @@ def rows(
     offset: jax.Array | None,
     *,
     transposed: bool,
+    batch: bool,
     **product: Any,
 ) -> jax.Array:
     """Each row of ``lhs`` times its group's weights; zeros where it has none.
@@ -33,11 +46,22 @@ def rows(
         rhs: shape (held, k, n), or (held, n, k) if ``transposed``.
         sizes, offset: as :func:`jaxgemm.grouped.groups.owner` takes them.
         transposed: whether k is the last axis of ``rhs``.
+        batch: whether it is a batch of products, as :func:`together` says, and no loop.
         **product: as for :func:`jaxgemm.xla_product.xla_product`.
     """
     m, held, n = lhs.shape[0], rhs.shape[0], rhs.shape[1 if transposed else 2]
     mine = owner(sizes, offset, m, held)[:, None]
     dims = (((1,), (1 if transposed else 0,)), ((), ()))
+
+    if batch:
+        z = xla_product(
+            lhs=jnp.broadcast_to(lhs, (held, *lhs.shape)),
+            rhs=rhs,
+            dims=(((2,), (2 if transposed else 1,)), ((0,), (0,))),
+            **product,
+        )
+        own = z.at[jnp.minimum(mine[:, 0], held - 1), lax.iota(mine.dtype, m)].get(mode="promise_in_bounds")
+        return jnp.where(mine < held, own, jnp.zeros((), own.dtype))
 
     def step(out: jax.Array, group: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, weights = group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from jaxgemm import precision as prec
 from jaxgemm import rules, xla_hopper
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import Device, UnsupportedError, find_kernel, kernels
+from jaxgemm.grouped import by_xla
+from jaxgemm.kernels import H200, Device, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Groups, Matrix, Problem
 from jaxgemm.select import Choice, resolve
 
@@ -62,10 +64,27 @@ def problem(
     )
 
 
+#: By device and kernel: the microseconds that its call takes beside its launch, and those of XLA's products instead;
+#: None: these are not modelled.
+Beside = Callable[[Device, str], tuple[float, float | None]]
+
+
 def choose(
-    problem: Problem, device: Device, *, precision: prec.Precision, kernel: str, batch_invariant: bool = False
+    problem: Problem,
+    device: Device,
+    *,
+    precision: prec.Precision,
+    kernel: str,
+    batch_invariant: bool = False,
+    beside: Beside | None = None,
 ) -> Choice:
     """The kernel of a grouped product; no kernel where XLA computes dense ones.
+
+    Args:
+        problem: what a kernel is asked for.
+        device: what it is asked of.
+        precision, kernel, batch_invariant: as for ``jaxgemm.ragged_dot``.
+        beside: where a kernel's problem is not what XLA would compute; None: it is.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run it, or none can that is batch-invariant.
@@ -88,7 +107,9 @@ def choose(
         reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
         found = f"kernel '{row.name}': {reason}" if reason else resolve(row.name, (), problem, device)
         if isinstance(found, Choice):
-            return _weighed(found, problem, by_name=kernel != "auto", batch_invariant=batch_invariant)
+            more, theirs = beside(device, row.name) if beside else (0.0, dense_microseconds(problem, device))
+            found = replace(found, contender=row.name, ours=more + found.considered[0].microseconds, theirs=theirs)
+            return _weighed(found, by_name=kernel != "auto", batch_invariant=batch_invariant)
         reasons.append(found)
     if kernel != "auto" or batch_invariant:
         raise UnsupportedError(("batch_invariant: " if batch_invariant else "") + "; ".join(reasons))
@@ -96,11 +117,10 @@ def choose(
     return Choice(None, (), 0, "; ".join(reasons), rule=rule.name)
 
 
-def _weighed(found: Choice, problem: Problem, *, by_name: bool, batch_invariant: bool) -> Choice:
+def _weighed(found: Choice, *, by_name: bool, batch_invariant: bool) -> Choice:
     """A kernel that can run the problem, or XLA where that should be faster."""
-    assert found.kernel is not None
-    ours, theirs = found.considered[0].microseconds, dense_microseconds(problem)
-    found = replace(found, contender=found.kernel.name, ours=ours, theirs=theirs)
+    ours, theirs = found.ours, found.theirs
+    assert ours is not None
     if by_name:
         return replace(found, rule=rules.BY_NAME.name, why=rules.BY_NAME.says)
     if batch_invariant:  # sums are in one order, whatever the tile
@@ -112,8 +132,28 @@ def _weighed(found: Choice, problem: Problem, *, by_name: bool, batch_invariant:
     return replace(found, kernel=None, config=(), workspace=0, considered=(), rule=rules.GROUPED_DENSE.name, why=why)
 
 
-def dense_microseconds(problem: Problem) -> float | None:
+#: Of XLA's products of float32: operations each microsecond, in TF32; and microseconds of all launches of one group.
+_TF32_PER_US = 4e8
+_GROUP_US = 10.0
+
+
+def dense_microseconds(problem: Problem, device: Device) -> float | None:
     """What XLA's dense products should take, of all rows by each group's weights; None where that is not modelled."""
+    if problem.dtypes[0] == "float32":
+        return _float32_microseconds(problem, device)
     dense = replace(problem, batch=(problem.batch[0], 1), epilogue=Epilogue(), gated=False, groups=None)
     one = xla_hopper.microseconds(dense)
     return None if one is None else (1 + problem.gated) * math.ceil(problem.batch[1]) * one
+
+
+def _float32_microseconds(problem: Problem, device: Device) -> float:
+    """A batch of few rows takes as long as memory or TF32; a loop over groups as both, and it copies weights first."""
+    outer, groups = problem.batch
+    m, n, k = problem.m, problem.n, problem.k
+    multiply = 2 * m * n * k / _TF32_PER_US
+    bandwidth = 1e-6 * (device.bandwidth or H200.bandwidth)
+    assert problem.groups is not None
+    if not problem.groups.sums and by_xla.together(outer, math.ceil(groups), m, k, n):
+        return _GROUP_US + outer * groups * max(multiply, 4 * (m * k + k * n + 2 * m * n) / bandwidth)
+    copies = 4 * (m * k + 3 * k * n + 3 * m * n) / bandwidth
+    return groups * (_GROUP_US + outer * (multiply + copies))

@@ -10,8 +10,8 @@ import jax
 
 from jaxgemm import rules, symbolic
 from jaxgemm.grouped import split
-from jaxgemm.grouped.choose import choose, problem
-from jaxgemm.kernels import UnsupportedError, device_for
+from jaxgemm.grouped.choose import Beside, choose, dense_microseconds, problem
+from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.primitive import call
 from jaxgemm.problem import Problem
 from jaxgemm.select import Choice
@@ -23,14 +23,28 @@ def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Ch
     Raises:
         UnsupportedError: a kernel asked for by name cannot, or none can that is batch-invariant.
     """
-    found = chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params))
-    if found.kernel is not None and (parts := split.of(operands, params)):
-        return replace(found, why=f"{found.why}; float32 rows as {parts.parts} of bfloat16 each")
-    return found
+    parts = split.of(operands, params)
+    if parts is None:
+        return chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params))
+
+    def beside(device: Device, kernel: str) -> tuple[float, float | None]:
+        wide = [jax.ShapeDtypeStruct(x.shape, split.WIDE) for x in operands[:2]]
+        narrow = split.result_params(params)
+        others = [_again(kernel, given, narrow).ours or 0.0 for given in split.types(parts, operands, params)[1:]]
+        theirs = dense_microseconds(_problem([*wide, *operands[2:]], params), device)
+        return split.microseconds(parts, operands, params, device) + sum(others), theirs
+
+    found = chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params), beside)
+    return found if found.kernel is None else replace(found, why=f"{found.why}; {parts}")
 
 
 def chosen(
-    platform: str, operands: Sequence[Any], offset: Any, params: dict[str, Any], of: Callable[[], Problem]
+    platform: str,
+    operands: Sequence[Any],
+    offset: Any,
+    params: dict[str, Any],
+    of: Callable[[], Problem],
+    beside: Beside | None = None,
 ) -> Choice:
     """Who computes the problem ``of`` these operands, ``offset`` among them, on one device.
 
@@ -41,15 +55,20 @@ def chosen(
         UnsupportedError: as of :func:`decide`.
     """
     try:
-        return _chosen(platform, operands, offset, params, of)
+        return _chosen(platform, operands, offset, params, of, beside)
     except UnsupportedError:
         if params["strict"]:
             raise
-        return _chosen(platform, operands, offset, dict(params, kernel="auto"), of)
+        return _chosen(platform, operands, offset, dict(params, kernel="auto"), of, beside)
 
 
 def _chosen(
-    platform: str, operands: Sequence[Any], offset: Any, params: dict[str, Any], of: Callable[[], Problem]
+    platform: str,
+    operands: Sequence[Any],
+    offset: Any,
+    params: dict[str, Any],
+    of: Callable[[], Problem],
+    beside: Beside | None,
 ) -> Choice:
     kernel, invariant = params["kernel"], params["batch_invariant"]
     if unknown := symbolic.choose(operands, kernel=kernel, batch_invariant=invariant):
@@ -59,7 +78,8 @@ def _chosen(
         if invariant or kernel not in ("auto", "xla"):
             raise UnsupportedError(f"{wanted(params)}: {why}")
         return Choice(None, (), 0, why, rule=rules.UNFIT.name)
-    return choose(of(), device_for(platform), precision=params["precision"], kernel=kernel, batch_invariant=invariant)
+    asked = {"precision": params["precision"], "kernel": kernel, "batch_invariant": invariant}
+    return choose(of(), device_for(platform), **asked, beside=beside)
 
 
 def wanted(params: dict[str, Any]) -> str:
@@ -68,10 +88,14 @@ def wanted(params: dict[str, Any]) -> str:
 
 
 def problem_of(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
-    """What a kernel is asked for."""
-    form = params["form"]
+    """What a kernel is asked for, first if there are several products."""
     if parts := split.of(operands, params):
-        operands, params = split.types(parts, operands, params), split.result_params(params)
+        return _problem(split.types(parts, operands, params)[0], split.result_params(params))
+    return _problem(operands, params)
+
+
+def _problem(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
+    form = params["form"]
     lhs, rhs, sizes, _ = operands
     return problem(
         lhs,
@@ -88,8 +112,18 @@ def launch(choice: Choice, operands: Sequence[jax.Array], params: dict[str, Any]
     """The product by the chosen kernel."""
     form = params["form"]
     if parts := split.of(operands, params):
-        narrow = split.rows(parts, operands, params)
-        return split.joined(parts, launch(choice, narrow, split.result_params(params)), params)
+        assert choice.kernel is not None
+        first, *others = split.products(parts, operands, params)
+        narrow = split.result_params(params)
+        made = [launch(choice, first, narrow)]
+        made += [launch(_again(choice.kernel.name, given, narrow), given, narrow) for given in others]
+        return split.joined(parts, made, params)
     lhs, rhs, *_ = operands
     batches = {x.shape[0] for x, rank in zip(operands, form.ranks, strict=True) if x.ndim > rank}
     return call(choice, problem_of(operands, params), (*batches, *form.shape(lhs.shape, rhs.shape)), operands)
+
+
+def _again(kernel: str, operands: Sequence[Any], params: dict[str, Any]) -> Choice:
+    """A kernel with what suits one more product."""
+    device = device_for(find_kernel(kernel).platform)
+    return choose(_problem(operands, params), device, precision=params["precision"], kernel=kernel)

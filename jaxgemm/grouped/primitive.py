@@ -18,6 +18,7 @@ sums     (m, k)      (m, n)                                       (held, k, n)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -213,8 +214,17 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
     if form.sums:
         function = partial(by_xla.sums, held=form.held, **product)
     else:
-        function = partial(by_xla.rows, transposed=form.transposed, **product)
+        batch = parts == 1 and _as_batch(operands, form)
+        function = partial(by_xla.rows, transposed=form.transposed, batch=batch, **product)
     return by_xla.over_batch(function, list(operands), form.ranks)
+
+
+def _as_batch(operands: Sequence[jax.Array], form: Form) -> bool:
+    """Whether XLA computes a product of rows as one batch; where extents are symbols, it is not known."""
+    lhs, rhs = operands[:2]
+    extents = (*_batches(list(operands), form), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1])
+    outer = extents[0] if len(extents) == 5 else 1
+    return all(isinstance(x, int) for x in extents) and by_xla.together(outer, *extents[-4:])
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:

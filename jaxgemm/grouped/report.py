@@ -86,10 +86,11 @@ def _floor(
         # A batch may have weights of its own; without, all of it together has so many rows.
         read = read // max(form.held, 1) * min(form.held, m if len(rhs.shape) > 3 else rows)
     elements = prod(lhs.shape), weights * read, batch * prod(out)
+    parts = split.of((lhs, rhs), {"form": form, "precision": precision})
     return roofline.least(
         2.0 * weights * batch * m * k * out[-1],
         sum(count * ELEMENT_TYPES[name].bytes for count, name in zip(elements, names, strict=True)),
         limits=limits,
-        a=split.NARROW.name if split.of((lhs, rhs), {"form": form, "precision": precision}) else names[0],
+        a=split.NARROW.name if parts and 1 in parts else names[0],  # of two wide ones, TF32 would be faster
         precision="highest" if prec.wants_full_fp32(precision) else "default",
     )

@@ -1,14 +1,21 @@
-"""Products of float32 rows and bfloat16, as backward passes of float32 results have them, by kernels of bfloat16.
+"""Products of float32 by kernels of bfloat16.
 
-A float32 row becomes two or three of bfloat16: what it rounds to, and what that leaves. They stand in the row's place,
-next to each other, so that groups stay whole. In the form "rows" their results are added up; in "sums" the other
-operand's rows are repeated. Two parts keep 16 bits of a number's 24, where TF32, in which XLA multiplies float32 by
-default, keeps 11; three keep all. Weights are read once.
+A float32 number becomes two or three of bfloat16, its parts: what it rounds to, and what that leaves. Two keep 16 bits
+of its 24, where TF32, in which XLA multiplies float32 by default, keeps 11; three keep all. Of the products of parts
+the smallest are left out: of two parts each, three of four count.
+
+In the form "rows", the parts of a row lie next to each other, as rows of the same group, and are multiplied by each
+part of the weights. The results are added up. In "sums", all products of parts lie next to each other along the axis
+that is contracted, and one product of bfloat16 adds them up.
+
+Infinity and NaN are a number's first part, and its others are 0. The product of first parts is then what it should be,
+and those of others may be NaN, as zero times infinity is: such are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -17,66 +24,128 @@ import numpy as np
 from jax import lax
 
 from jaxgemm import precision as prec
+from jaxgemm.kernels import H200, Device
 
 WIDE, NARROW = np.dtype(np.float32), np.dtype(jnp.bfloat16)
+_MOST = float(jnp.finfo(NARROW).max)
+# At which part of a memory's bandwidth XLA makes parts and adds results up, and microseconds of all these launches.
+_BANDWIDTH = 0.75
+_LAUNCHES_US = 15.0
 
 
 class Split(NamedTuple):
-    """Which operand has float32 rows, 0 or 1, and how many rows of bfloat16 each of them becomes."""
+    """How many parts a number of each operand has; 1: it is bfloat16 already."""
 
-    side: int
-    parts: int
+    lhs: int
+    rhs: int
+
+    @property
+    def with_rhs(self) -> list[int]:
+        """How many parts of ``lhs``, the first ones, are multiplied by each part of ``rhs``."""
+        return [min(self.lhs, max(self) - j) for j in range(self.rhs)]
+
+    def __str__(self) -> str:
+        return f"float32 as {max(self)} of bfloat16 each"
 
 
 def of(operands: Sequence[Any], params: dict[str, Any]) -> Split | None:
-    """How a ``jaxgemm_grouped`` of operands with these types is split; None: it is not of float32 rows and bfloat16."""
+    """How a ``jaxgemm_grouped`` of operands with these types is split; None: it is not.
+
+    Two operands of float32 are not split where full precision is asked for: sums of so many products of parts would
+    not keep it.
+    """
     types = tuple(np.dtype(x.dtype) for x in operands[:2])
-    sides = [(WIDE, NARROW), *[(NARROW, WIDE)] * params["form"].sums]
-    if types not in sides or prec.is_algorithm(params["precision"]):
+    full = prec.wants_full_fp32(params["precision"])
+    known = WIDE in types and {*types} <= {WIDE, NARROW}
+    if not known or prec.is_algorithm(params["precision"]) or (full and types == (WIDE, WIDE)):
         return None
-    return Split(sides.index(types), 3 if prec.wants_full_fp32(params["precision"]) else 2)
+    return Split(*(1 if dtype == NARROW else 3 if full else 2 for dtype in types))
 
 
 def result_params(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of the product of bfloat16; the results of a row's parts are added up before they are rounded."""
+    """The parameters of the products of bfloat16; those of rows are added up before they are rounded."""
     return params if params["form"].sums else dict(params, preferred_element_type=WIDE)
 
 
-def types(split: Split, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """The types of what :func:`rows` makes of operands with these types."""
-    made = list(operands)
-    for i in range(1 + params["form"].sums):
-        *batch, count, width = operands[i].shape
-        made[i] = jax.ShapeDtypeStruct((*batch, count * split.parts, width), NARROW)
-    return made
+def types(split: Split, operands: Sequence[Any], params: dict[str, Any]) -> list[list[Any]]:
+    """The types of what :func:`products` makes of operands with these types."""
+    lhs, rhs, *where = operands
+    counts = split.with_rhs
+    if params["form"].sums:
+        return [[*(_rows(x, sum(counts)) for x in (lhs, rhs)), *where]]
+    return [[_rows(lhs, count), jax.ShapeDtypeStruct(rhs.shape, NARROW), *where] for count in counts]
 
 
-def rows(split: Split, operands: Sequence[jax.Array], params: dict[str, Any]) -> list[jax.Array]:
-    """The operands of the product of bfloat16."""
+def _rows(x: Any, times: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-2] * times, x.shape[-1]), NARROW)
+
+
+def products(split: Split, operands: Sequence[jax.Array], params: dict[str, Any]) -> list[list[jax.Array]]:
+    """The operands of each product of bfloat16."""
     lhs, rhs, sizes, offset = operands
-    pair = [lhs, rhs]
+    x, y = _parts(lhs, split.lhs), _parts(rhs, split.rhs)
+    sizes = jnp.clip(sizes, 0, lhs.shape[-2])
+    counts = split.with_rhs
+    if not params["form"].sums:
+        return [[_beside(x[:n]), part, sizes * n, offset] for n, part in zip(counts, y, strict=True)]
+    # Only first parts meet infinity and NaN, as here nothing can be left out afterwards.
+    pairs = [(i, j) for j, count in enumerate(counts) for i in range(count)]
+    left = [_finite(x[i]) if j else x[i] for i, j in pairs]
+    right = [_finite(y[j]) if i else y[j] for i, j in pairs]
+    return [[_beside(left), _beside(right), sizes * len(pairs), offset]]
+
+
+def joined(split: Split, results: Sequence[jax.Array], params: dict[str, Any]) -> jax.Array:
+    """The result, out of those of the products of bfloat16."""
     if params["form"].sums:
-        pair[1 - split.side] = jnp.repeat(pair[1 - split.side], split.parts, axis=-2)
-    pair[split.side] = _parts(pair[split.side], split.parts)
-    return [*pair, jnp.clip(sizes, 0, lhs.shape[-2]) * split.parts, offset]
+        return results[0]
+    found = []
+    for z, count in zip(results, split.with_rhs, strict=True):
+        *batch, rows, width = z.shape
+        each = z.reshape(*batch, rows // count, count, width)
+        found += [each[..., i, :] for i in range(count)]
+    first, *others = found
+    return (first + sum(map(_finite, others))).astype(params["preferred_element_type"])
 
 
-def joined(split: Split, out: jax.Array, params: dict[str, Any]) -> jax.Array:
-    """The result, out of that of the product of bfloat16."""
-    wanted = params["preferred_element_type"]
-    if params["form"].sums:
-        return out
-    *batch, count, width = out.shape
-    return jnp.sum(out.reshape(*batch, count // split.parts, split.parts, width), axis=-2).astype(wanted)
+def microseconds(split: Split, operands: Sequence[Any], params: dict[str, Any], device: Device) -> float:
+    """What it should take to make the parts, and to add up results where that is apart."""
+    lhs, rhs = operands[:2]
+    form, counts = params["form"], split.with_rhs
+    made = types(split, operands, params)
+    moved = _bytes(lhs) + sum(_bytes(given[0]) for given in made)
+    if split.rhs > 1 or form.sums:
+        moved += _bytes(rhs) + sum(_bytes(given[1]) for given in made)
+    if not form.sums:
+        results: int = prod(lhs.shape[:-1]) * form.shape(lhs.shape, rhs.shape)[-1] * WIDE.itemsize
+        moved += results * (sum(counts) + 1)
+    return _LAUNCHES_US + 1e6 * moved / (_BANDWIDTH * (device.bandwidth or H200.bandwidth))
 
 
-def _parts(x: jax.Array, count: int) -> jax.Array:
-    """Rows of bfloat16 that add up to the rows of ``x``; of infinity and NaN the first has it, and the others are 0."""
+def _bytes(x: Any) -> int:
+    size: int = prod(x.shape) * np.dtype(x.dtype).itemsize
+    return size
+
+
+def _beside(arrays: list[jax.Array]) -> jax.Array:
+    """Rows of arrays next to each other: the first row of each, then the second, and so on."""
+    *batch, rows, width = arrays[0].shape
+    return jnp.stack(arrays, axis=-2).reshape(*batch, rows * len(arrays), width)
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+
+
+def _parts(x: jax.Array, count: int) -> list[jax.Array]:
+    """Arrays of bfloat16 that add up to ``x``."""
+    if count == 1:
+        return [x]
     found, rest = [], x
     for _ in range(count):
         # Not a conversion and its inverse, which XLA takes for nothing where it may keep more bits than are asked for.
         part = lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
+        part = jnp.where(jnp.isfinite(rest), jnp.clip(part, -_MOST, _MOST), part)  # what is finite stays so
         found.append(part.astype(NARROW))
-        rest = jnp.where(jnp.isfinite(part), rest - part, jnp.zeros((), WIDE))
-    *batch, rows, width = x.shape
-    return jnp.stack(found, axis=-2).reshape(*batch, rows * count, width)
+        rest = _finite(rest) - _finite(part)
+    return found

@@ -10,7 +10,7 @@ from jax import export, lax
 from jax.test_util import check_grads
 
 import jaxgemm
-from jaxgemm.grouped import groups
+from jaxgemm.grouped import by_xla, groups
 
 M, K, N, GROUPS = 37, 16, 24, 5
 #: Sizes of five groups of 37 rows: all of them, some, too many, none, and numbers that count as 0.
@@ -316,11 +316,34 @@ def test_a_kernel_by_name_is_refused():
     assert jaxgemm.ragged_dot(x, w, sizes, kernel="xla").shape == (M, N)
 
 
+@pytest.mark.parametrize("most", [0, 1 << 24], ids=["loop", "batch"])
+@pytest.mark.parametrize("form", ["rows", "transposed"])
+def test_a_loop_over_groups_and_a_batch_of_products(form, most, monkeypatch, rng):
+    """XLA's two ways give the same, and keep infinity and NaN to their group."""
+    monkeypatch.setattr(by_xla, "_MOST_RESULTS", most)
+    x, w = operands(rng)
+    x, w = x.at[6:10].set(np.inf), w.at[3].set(np.nan)  # rows of the third group in SIZES, and the fourth's weights
+    for given, offset in ((SIZES["all"], 0), (SIZES["fewer"], 2), (SIZES["more"], 0)):
+        dims = (((1,), (2 if form == "transposed" else 1,)), ((), ()))
+
+        def product(x, w, sizes, offset=offset, dims=dims):
+            where = {"group_offset": jnp.array([offset]), "kernel": "xla"}
+            return jaxgemm.ragged_dot_general(x, w, sizes, Numbers(dims, [0], [0]), **where)
+
+        held = w.mT if form == "transposed" else w
+        program = jax.jit(product).lower(x, held, jnp.asarray(given))
+        assert ("while" in program.as_text()) == (most == 0)
+        got = program.compile()(x, held, jnp.asarray(given))
+        with np.errstate(invalid="ignore"):
+            want = by_rows(x, w, given, offset)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_temporaries_do_not_grow_with_the_groups():
     """No operand is repeated for every group."""
 
     def temporaries(groups):
-        x, w = jnp.ones((512, 64), jnp.float32), jnp.ones((groups, 64, 64), jnp.float32)
+        x, w = jnp.ones((1 << 17, 64), jnp.float32), jnp.ones((groups, 64, 64), jnp.float32)
         program = jax.jit(jaxgemm.ragged_dot).lower(x, w, jnp.ones(groups, jnp.int32)).compile()
         return program.memory_analysis().temp_size_in_bytes
 

@@ -335,8 +335,8 @@ def test_where_no_kernel_can(layer, rng):
         jaxgemm.ragged_dot(args[0], args[1], args[3], batch_invariant=True)
     with pytest.raises(ValueError, match="batch_invariant: XLA's products do not promise it, got kernel='xla'"):
         layer.ours(*args, batch_invariant=True, kernel="xla")
-    structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in args]
-    with pytest.raises(jaxgemm.UnsupportedError, match="batch_invariant: kernel 'sm90'"):  # of float32
+    structs = [jax.ShapeDtypeStruct(v.shape, v.dtype if i == 3 else jnp.float64) for i, v in enumerate(args)]
+    with pytest.raises(jaxgemm.UnsupportedError, match="batch_invariant: kernel 'sm90' got float64"):
         jax.jit(partial(layer.ours, batch_invariant=True)).trace(*structs).lower(lowering_platforms=("cuda",))
     with pytest.raises(jaxgemm.UnsupportedError, match="each product of the batch has an offset of its own"):
         jax.vmap(lambda o: layer.ours(*args, group_offset=o, batch_invariant=True))(jnp.zeros((2, 1), jnp.int32))

@@ -1,4 +1,4 @@
-"""Products of float32 rows by bfloat16, as gradients of float32 results are, split into products of bfloat16."""
+"""Products of groups in float32, of one operand or of both, split into products of bfloat16."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from meshes import mesh, put
 import jaxgemm
 from jaxgemm.grouped import arguments, split
 from jaxgemm.grouped.primitive import Form, grouped_p
-from jaxgemm.kernels import find_kernel
+from jaxgemm.kernels import H200, find_kernel
 
 M, K, N, GROUPS = 37, 16, 24, 5
 SIZES = jnp.array([5, 0, 20, 3, 4], jnp.int32)
-ROWS, SUMS = Form(False, False, GROUPS), Form(True, False, GROUPS)
+ROWS, TURNED, SUMS = Form(False, False, GROUPS), Form(False, True, GROUPS), Form(True, False, GROUPS)
+FORMS = {"rows": ROWS, "transposed": TURNED, "sums": SUMS}
+#: Which operands are float32.
+WIDE = {"lhs": (0,), "rhs": (1,), "both": (0, 1)}
 #: Largest error over the largest result, by precision: of 16 bits of 24, and of all, with what sums of 60 terms lose.
 ERRORS = {None: 2.0**-16, "highest": 2.0**-19}
 built = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+wide = pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
 
 
 def params_of(form, precision=None, out="float32"):
@@ -30,95 +35,161 @@ def params_of(form, precision=None, out="float32"):
 
 
 def operands(rng, form, wide):
-    """bfloat16 but for the operand of that number, whose rows are of very different sizes."""
-    shapes = [(M, K), (M, N) if form.sums else (GROUPS, K, N)]
-    arrays = [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes]
-    spread = np.exp(4 * rng.standard_normal((M, 1)))
-    arrays[wide] = jnp.asarray(rng.standard_normal(shapes[wide]) * spread, jnp.float32)
+    """bfloat16 but for the operands of those numbers, whose rows are of very different sizes."""
+    weights = (GROUPS, N, K) if form.transposed else (GROUPS, K, N)
+    arrays = []
+    for i, shape in enumerate([(M, K), (M, N) if form.sums else weights]):
+        x = rng.standard_normal(shape)
+        spread = np.exp(4 * rng.standard_normal((M, 1))) if x.ndim == 2 else 1
+        arrays.append(jnp.asarray(x * spread, jnp.float32) if i in wide else jnp.asarray(x, jnp.bfloat16))
     return arrays
 
 
 def product(x, y, params, sizes=SIZES, offset=0):
     """As a kernel of bfloat16 would be called."""
     found = split.of((x, y), params)
-    given = split.rows(found, [x, y, sizes, jnp.full(1, offset, jnp.int32)], params)
-    assert [v.dtype for v in given[:2]] == [jnp.bfloat16] * 2
+    given = split.products(found, [x, y, sizes, jnp.full(1, offset, jnp.int32)], params)
     shapes = split.types(found, [x, y, sizes, None], params)
-    assert [v.shape for v in given[:2]] == [v.shape for v in shapes[:2]]
-    return split.joined(found, grouped_p.bind(*given, **split.result_params(params)), params)
+    for made, wanted in zip(given, shapes, strict=True):
+        assert [(v.shape, v.dtype) for v in made[:2]] == [(v.shape, jnp.bfloat16) for v in wanted[:2]]
+    return split.joined(found, [grouped_p.bind(*made, **split.result_params(params)) for made in given], params)
+
+
+def exact(form, x, y):
+    if form.sums:
+        return by_sums(x, y, SIZES)
+    return by_rows(x, y.mT if form.transposed else y, SIZES)
 
 
 @pytest.mark.parametrize("precision", ERRORS)
-@pytest.mark.parametrize(("form", "wide"), [(ROWS, 0), (SUMS, 0), (SUMS, 1)], ids=["rows", "sums", "other sums"])
+@forms
+@wide
 def test_bits(form, wide, precision, rng):
     """XLA may keep more bits than a type has, and must not here: then what is left of a number would be 0."""
     x, y = operands(rng, form, wide)
-    got = jax.jit(partial(product, params=params_of(form, precision)))(x, y)
-    want = (by_sums if form.sums else by_rows)(x, y, SIZES)
+    params = params_of(form, precision)
+    if precision == "highest" and len(wide) == 2:
+        assert split.of((x, y), params) is None
+        return
+    got, want = jax.jit(partial(product, params=params))(x, y), exact(form, x, y)
     scale = np.abs(want).max(axis=-1, keepdims=True)
     assert np.max(np.abs(got - want) / np.where(scale == 0, 1, scale)) < ERRORS[precision]
 
 
-def test_a_batch_and_sizes_of_any_sum(rng):
-    x, y = operands(rng, SUMS, 1)
+@forms
+@wide
+def test_a_batch_and_sizes_of_any_sum(form, wide, rng):
+    x, y = operands(rng, form, wide)
     sizes = jnp.array([[2**31 - 1, 3, 0, 0, 0], [-5, 10, 1, 0, 7]], jnp.int32)
     xs, ys = jnp.stack([x, x[::-1]]), jnp.stack([y, y + 1])
-    got = jax.vmap(lambda x, y, s: product(x, y, params_of(SUMS), s, 1))(xs, ys, sizes)
+    got = jax.vmap(lambda x, y, s: product(x, y, params_of(form), s, 1))(xs, ys, sizes)
     for i in range(2):
-        want = by_sums(xs[i], ys[i], sizes[i])
-        np.testing.assert_allclose(got[i][: GROUPS - 1], want[1:], rtol=1e-3, atol=1e-4 * np.abs(want).max())
+        pair = [v.astype(jnp.float32) for v in (xs[i], ys[i])]
+        want = grouped_p.bind(*pair, sizes[i], jnp.ones(1, jnp.int32), **params_of(form))
+        scale = np.abs(want).max(axis=-1, keepdims=True)
+        assert np.max(np.abs(got[i] - want) / np.where(scale == 0, 1, scale)) < 2**-14
 
 
+@forms
+@wide
+@pytest.mark.parametrize("where", [0, 1], ids=["in lhs", "in rhs"])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_infinity_and_nan_stay_what_they_are(bad, rng):
-    x, w = operands(rng, ROWS, 0)
-    x = x.at[3, 2].set(bad)
-    got = product(x, jnp.abs(w), params_of(ROWS))
-    np.testing.assert_array_equal(got[3], np.full(N, bad))
-    assert np.isfinite(got).sum() == got.size - N
+def test_infinity_and_nan_stay_what_they_are(bad, where, form, wide, rng):
+    """In numbers that are their own first part, and in others."""
+    arrays = [jnp.round(16 * v) / 16 for v in operands(rng, form, wide)]
+    arrays[where] = arrays[where].at[2, 1].set(bad) if arrays[where].ndim == 2 else arrays[where].at[2, 3, 1].set(bad)
+    got, want = product(*arrays, params_of(form)), exact(form, *arrays)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+    np.testing.assert_array_equal(got[np.isinf(got)], want[np.isinf(want)])
+
+
+def test_the_largest_numbers_stay_finite():
+    most = float(np.finfo(np.float32).max)
+    x = jnp.full((M, K), most, jnp.float32).at[:, 1:].set(0)
+    w = jnp.full((GROUPS, K, N), 0.25, jnp.float32)
+    got = product(x, w, params_of(ROWS))
+    np.testing.assert_allclose(got[:30], np.full((30, N), 0.25 * most, np.float32), rtol=2**-15)
 
 
 def test_what_is_not_split(rng):
-    x, w = operands(rng, ROWS, 0)
-    x16, w32 = x.astype(jnp.bfloat16), w.astype(jnp.float32)
-    for a, b, form in ((x16, w, ROWS), (x, w32, ROWS), (x16, w32, ROWS), (x.astype(jnp.float16), w, ROWS)):
-        assert split.of((a, b), params_of(form)) is None
-    assert split.of((x, w), params_of(ROWS)).parts == 2
+    x, w = (v.astype(jnp.float32) for v in operands(rng, ROWS, (0,)))
+    assert split.of((x, w), params_of(ROWS)) == split.Split(2, 2)
+    assert split.of((x, w), params_of(ROWS, "highest")) is None
     assert split.of((x, w), params_of(ROWS, jax.lax.DotAlgorithmPreset.F32_F32_F32)) is None
-
-
-def loss(x, w, precision=None):
-    z = jaxgemm.ragged_dot(x, w, SIZES, precision=precision, preferred_element_type=jnp.float32)
-    return jnp.sum(jnp.sin(z))
+    for types in (("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float16"), ("int8", "float32")):
+        assert split.of([v.astype(t) for v, t in zip((x, w), types, strict=True)], params_of(ROWS)) is None
 
 
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_gradients(platform, rng):
-    """Of both operands, and of these again, within bfloat16's rounding of a result."""
-    x, w = (jnp.asarray(rng.standard_normal(s) * 0.3, jnp.bfloat16) for s in ((M, K), (GROUPS, K, N)))
-    wide = [v.astype(jnp.float64) for v in (x, w)]
+@pytest.mark.parametrize("types", [("bfloat16", "bfloat16"), ("float32", "float32"), ("float32", "bfloat16")])
+def test_gradients(types, platform, rng):
+    """Of both operands, and of these again, within the rounding of bfloat16, or of its pairs."""
+    x, w = (jnp.asarray(rng.standard_normal(s) * 0.3, t) for s, t in zip(((M, K), (GROUPS, K, N)), types, strict=True))
+    exactly = [v.astype(jnp.float64) for v in (x, w)]
 
-    def exact(x, w):
-        return jnp.sum(jnp.sin(by_rows(x, w, SIZES)))
+    def of(product, x, w):
+        return jnp.sum(jnp.sin(product(x, w, SIZES)))
 
     def second(function, x, w):
         return jax.grad(lambda x: jnp.sum(jax.grad(function, 1)(x, w).astype(x.dtype) ** 2))(x)
 
+    ours = partial(of, partial(jaxgemm.ragged_dot, preferred_element_type=jnp.float32))
+    rounding = 2.0**-7 if "bfloat16" in types else 2.0**-13
     with jax.default_device(jax.devices(platform)[0]):
         for got, want in (
-            (jax.jit(jax.grad(loss, (0, 1)))(x, w), jax.grad(exact, (0, 1))(*wide)),
-            ([jax.jit(partial(second, loss))(x, w)], [second(exact, *wide)]),
+            (jax.jit(jax.grad(ours, (0, 1)))(x, w), jax.grad(partial(of, by_rows), (0, 1))(*exactly)),
+            ([jax.jit(partial(second, ours))(x, w)], [second(partial(of, by_rows), *exactly)]),
         ):
-            for a, b in zip(got, want, strict=True):
-                assert a.dtype == jnp.bfloat16
+            for a, b, v in zip(got, want, (x, w), strict=False):
+                assert a.dtype == v.dtype
                 scale = float(jnp.abs(b).max())
-                np.testing.assert_allclose(a.astype(jnp.float64), b, rtol=2**-6, atol=2**-7 * scale)
+                np.testing.assert_allclose(a.astype(jnp.float64), b, rtol=2 * rounding, atol=rounding * scale)
+
+
+@pytest.mark.gpu
+@forms
+@pytest.mark.parametrize("kernel", ["auto", "sm90"])
+def test_float32_on_a_gpu(kernel, form, rng):
+    """With rows of any alignment, and NaN in those of no group; twice as many groups as have rows."""
+    for m, k, n, held in ((1000, 264, 200, 6), (999, 131, 67, 3)):
+        x, y = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (m, n) if form.sums else (held, k, n)))
+        sizes = np.array([m // 3, 0, m // 2, 1, 0, 20][:held], np.int32)
+        ends = np.cumsum(sizes)
+        x[ends[-1] :] = np.nan
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        x64, y64 = x.astype(np.float64), y.astype(np.float64)
+        want = np.zeros((held, k, n) if form.sums else (m, n))
+        for g, rows in enumerate(parts):
+            want[g if form.sums else rows] = x64[rows].T @ y64[rows] if form.sums else x64[rows] @ y64[g]
+        if form.transposed:
+            y = np.ascontiguousarray(y.swapaxes(1, 2))
+        numbers = {
+            "dot_dimension_numbers": (((0,), (0,)) if form.sums else ((1,), (2 if form.transposed else 1,)), ((), ())),
+            "lhs_ragged_dimensions": [0],
+            "rhs_group_dimensions": [] if form.sums else [0],
+        }
+        dims = jax.lax.RaggedDotDimensionNumbers(**numbers)
+        run = jax.jit(partial(jaxgemm.ragged_dot_general, ragged_dot_dimension_numbers=dims, kernel=kernel))
+        got = np.asarray(run(x, y, sizes))
+        bound = 2.0**-15 if kernel == "sm90" else 2.0**-10
+        assert np.abs(got - want).max() < bound * np.sqrt(max(m, k)) * 4
+        assert kernel == "auto" or got.tobytes() == np.asarray(run(x, y, sizes)).tobytes()
+
+
+@pytest.mark.gpu
+def test_float32_rows_are_invariant_on_a_gpu(rng):
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((300, 64), (3, 64, 72)))
+    run = jax.jit(partial(jaxgemm.ragged_dot, batch_invariant=True, bias=np.ones((3, 72), np.float32)))
+    whole = np.asarray(run(x, w, np.array([200, 30, 70])))
+    np.testing.assert_array_equal(whole[200:230], np.asarray(run(x[150:], w, np.array([50, 30, 70])))[50:80])
 
 
 @pytest.mark.parametrize("types", ["Auto", "Explicit"])
-def test_gradients_on_several_devices(types, rng):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gradients_on_several_devices(dtype, types, rng):
     on = mesh(types=types)
-    x, w = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((32, K), (4, K, N)))
+    x, w = (jnp.asarray(rng.standard_normal(s), dtype) for s in ((32, K), (4, K, N)))
     sizes = jnp.array([5, 0, 20, 3], jnp.int32)
 
     def total(x, w, sizes, out=None):
@@ -135,17 +206,67 @@ def test_gradients_on_several_devices(types, rng):
             np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=2**-6, atol=2**-5)
 
 
+def lowered(function, *structs):
+    return jax.jit(function).trace(*structs).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @built
 def test_kernels_compute_gradients_of_float32_results():
-    structs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((M, K), (GROUPS, K, N))]
+    structs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8192, 1024), (GROUPS, 1024, 2048))]
     for precision, parts in ((None, 2), ("highest", 3)):
-        gradient = jax.grad(partial(loss, precision=precision), (0, 1))
-        text = jax.jit(gradient).trace(*structs).lower(lowering_platforms=("cuda",)).as_text()
-        assert text.count("@jaxgemm_grouped_gemm") == 3
-        assert "dot_general" not in text
+
+        def loss(x, w, precision=precision):
+            z = jaxgemm.ragged_dot(x, w, SIZES, precision=precision, preferred_element_type=jnp.float32)
+            return jnp.sum(jnp.sin(z))
+
+        gradient = jax.grad(loss, (0, 1))
+        assert lowered(gradient, *structs).count("@jaxgemm_grouped_gemm") == 3
         first, *derived = jaxgemm.explain(gradient, *structs, platform="cuda").products
         assert first.decision.choice.why == "one launch for all groups"
         for found in derived:
             assert found.kernel == "sm90"
-            assert f"float32 rows as {parts} of bfloat16 each" in str(found)
+            assert f"float32 as {parts} of bfloat16 each" in str(found)
             assert found.floor.unit == "16-bit tensor"
+
+
+@built
+def test_where_float32_is_a_kernels():
+    """Where groups have many rows. Of few, parts of weights take longer to make than XLA to multiply."""
+
+    def products(rows, **options):
+        structs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 1024), (16, 1024, 2048))]
+        sizes = jax.ShapeDtypeStruct((16,), jnp.int32)
+        function = partial(jaxgemm.ragged_dot, **options)
+        (found,) = jaxgemm.explain(function, *structs, sizes, platform="cuda").products
+        return found, lowered(function, *structs, sizes).count("@jaxgemm_grouped_gemm")
+
+    found, launches = products(8192)
+    assert (found.kernel, found.floor.unit, launches) == ("sm90", "tf32 tensor", 2)
+    assert "float32 as 2 of bfloat16 each" in str(found)
+    assert found.decision.choice.ours < found.decision.choice.theirs
+    for given in ({"rows": 16}, {"rows": 8192, "precision": "highest"}):
+        found, launches = products(**given)
+        assert (found.kernel, launches) == ("xla", 0)
+    few, launches = products(16, kernel="sm90")
+    assert (few.kernel, launches) == ("sm90", 2)
+    assert products(16, batch_invariant=True)[1] == 2
+    with pytest.raises(jaxgemm.UnsupportedError, match="kernel 'sm90' got float32"):
+        products(8192, precision="highest", kernel="sm90")
+
+
+def test_time_of_parts():
+    """That of launches, and of memory for rows and results that are read and written, and for weights with parts."""
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((M, K), (GROUPS, K, N)))
+    narrow = jax.ShapeDtypeStruct(w.shape, jnp.bfloat16)
+    rate = 0.75e-6 * H200.bandwidth
+    where = [SIZES, jnp.zeros(1, jnp.int32)]
+
+    def bytes_of(x, w, form=ROWS):
+        found = split.of((x, w), params_of(form))
+        return (split.microseconds(found, [x, w, *where], params_of(form), H200) - 15) * rate
+
+    rows, weights, results = M * K, GROUPS * K * N, M * N
+    assert bytes_of(x, narrow) == pytest.approx(rows * (4 + 2 * 2) + results * 4 * 3)
+    assert bytes_of(x, w) == pytest.approx(rows * (4 + 3 * 2) + weights * (4 + 2 * 2) + results * 4 * 4)
+    y = jax.ShapeDtypeStruct((M, N), jnp.float32)
+    assert bytes_of(x, y, SUMS) == pytest.approx((rows + M * N) * (4 + 3 * 2))

@@ -1,4 +1,4 @@
-// The bulk tensor copy engine: tiles of tensors of rank 4 into shared memory, tiles of rank 3 out of it.
+// The bulk copy engine: tiles of tensors of rank 4 into shared memory, tiles of rank 3 and lines out of it.
 //
 // The rank is fixed because extents of 1 cost nothing: operands are {inner, outer, batch 1, batch 0}, results
 // {column, row, batch}. Coordinates outside of the tensor read as zero and are not written, which is what
@@ -84,6 +84,12 @@ __device__ __forceinline__ void tma_store_streamed(const CUtensorMap* map, uint3
           "l"(map),
       "r"(source), "r"(column), "r"(row), "r"(batch), "l"(static_cast<uint64_t>(L2Policy::kStreamed))
       : "memory");
+}
+// Copies `bytes` of shared memory, a multiple of 16; both ends begin at multiples of 16 bytes.
+__device__ __forceinline__ void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source),
+               "r"(bytes)
+               : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -45,8 +45,12 @@ constexpr double kSpareColumns = 2;
 // longer.
 constexpr double kIdleTokens = 4;
 
-bool worthwhile(const TileConfig& t, const Expected& expected) {
-  if (t.grouped == Grouped::kSums) return true;
+// Sums of fewer tokens are bound by writing them, and rows of wide tiles make longer runs in memory.
+constexpr double kShortSums = 16;
+
+bool worthwhile(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
+  if (t.grouped == Grouped::kSums)
+    return expected.tokens >= kShortSums || t.tile_n >= std::min<int64_t>(256, p.n);
   const int tokens = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
   if (t.grouped == Grouped::kColumns && tokens < kSpareColumns * expected.tokens) return false;
   return tokens <= kIdleTokens * std::max(expected.tokens, 4.0);
@@ -91,7 +95,7 @@ std::vector<RankedConfig> rank_tiles(const GemmProblem& p, const Machine& machin
   const GemmProblem dense = stand_in(p, expected);
   for (int tile = kUngroupedTileCount; tile < kSingleTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
-    if (!allowed(p, t) || (!any && !worthwhile(t, expected))) continue;
+    if (!allowed(p, t) || (!any && !worthwhile(p, t, expected))) continue;
     const bool swap = t.grouped == Grouped::kColumns;
     const Shape s(dense, swap);
     for (const int m : {1, 2}) {

@@ -77,7 +77,7 @@ __device__ __forceinline__ void consume_groups(const GroupedParams& p, const Sha
     };
     if (unit.k_blocks == 0) {
       issued();
-      store_zeros<E>(p.out, strip_of<E>(unit, row), warp % 4);
+      store_zeros<E>(p.out, shared, strip_of<E>(unit, row), warp);
       continue;
     }
     if (E::kGrouped == Grouped::kRows && unit.row + row >= unit.end) {  // no token is this warpgroup's

@@ -53,7 +53,8 @@ class Layer:
 
     def __str__(self) -> str:
         size = "equal" if self.equal else "unequal"
-        return f"{self.form} {self.m}x{self.n}x{self.k}, {self.groups} {size} groups"
+        types = "" if self.dtype == "bfloat16" else f", {self.dtype}"
+        return f"{self.form} {self.m}x{self.n}x{self.k}, {self.groups} {size} groups{types}"
 
     @property
     def sizes(self) -> np.ndarray:
@@ -177,12 +178,14 @@ SIZES = (
     (8, 4096, 14336, 8),
 )
 GATED = ((8192, 4096, 14336, 8), (4096, 2880, 2880, 32), (512, 4096, 14336, 8), (8, 4096, 14336, 8))
-#: Prompts and decoding, by experts that are few and large and by many, with random sizes; one of each with equal ones.
+#: Prompts and decoding, by experts that are few and large and by many, with random sizes; one of each with equal ones;
+#: and some in float32.
 LAYERS = {
     "grouped": (
         *(Layer(form, *size) for size in SIZES for form in NUMBERS),
         *(Layer(form, *size, equal=True) for size in (SIZES[0], SIZES[-1]) for form in NUMBERS),
         *(Layer("gated", *size) for size in GATED),
+        *(Layer(form, *SIZES[i], dtype="float32") for i in (0, 2, 4, -1) for form in NUMBERS),
     )
 }
 KERNELS = ("auto",)
@@ -198,7 +201,7 @@ def measure(bench: Bench, layer: Layer, kernels: Sequence[str]) -> list[dict[str
         found["jaxgemm two products"] = partial(gated_by, jaxgemm.ragged_dot), {}
     others: dict[str, Callable[[], timing.Program]] = {}
     on_gpu = bench.device.platform == "gpu"
-    if on_gpu and layer.form in NUMBERS and torch_products.installed():
+    if on_gpu and layer.form in NUMBERS and layer.dtype == "bfloat16" and torch_products.installed():
         others["torch"] = partial(torch_products.grouped, layer.form, inputs)
     if on_gpu and layer.decodes:
         others[READ] = partial(reading, bench.device, inputs[0])

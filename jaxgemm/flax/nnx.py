@@ -96,9 +96,9 @@ class MoE(_moe.Options, nnx.Module):
             features).
         softmax: "after": results are weighed by the softmax of the chosen logits, as by Shazeer et al.; "before": by
             the softmax of all logits, of which the chosen ones' sum is below 1, as by Fedus et al.
-        dtype: of the experts' products and of the result; by default inputs and parameters are promoted. Grouped
-            kernels need a 16-bit one: of others XLA multiplies every row by every expert's weights. A token's copies
-            are weighed and added up in float32, or in float64 where they are.
+        dtype: of the experts' products and of the result; by default inputs and parameters are promoted. On a GPU
+            bfloat16 and float16 are the fastest: see :func:`jaxgemm.ragged_dot`, ``precision``. A token's copies are
+            weighed and added up in float32, or in float64 where they are.
         param_dtype: of the experts' parameters.
         precision: of the experts' products; see :func:`jaxgemm.ragged_dot`.
         kernel_init: gives the router, and the matrices of one expert at a time.

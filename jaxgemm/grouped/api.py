@@ -53,7 +53,8 @@ def ragged_dot(
         group_sizes: shape (groups,), of any integer type: how many rows each group has. Their values may be known at
             run time only. Rows beyond their sum belong to no group and have zeros in the result; what they sum to
             beyond m is cut off.
-        precision: as ``lax.ragged_dot`` takes it.
+        precision: as ``lax.ragged_dot`` takes it. On a Hopper GPU a kernel may compute a product of float32 as three of
+            bfloat16, with 16 bits of each number, where XLA's TF32 has 11; not if "highest" is asked for.
         preferred_element_type: type of the result; by default that of the promoted operands.
         group_offset: shape (1,), an integer that may be traced: the group of the first weight. Rows of groups whose
             weights ``rhs`` does not hold have zeros. Without it there must be as many weights as groups.

@@ -133,7 +133,9 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:#.4g}".rstrip(".")
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1e4 else f"{value:#.4g}".rstrip(".")
 
 
 def _ratio(value: float | None) -> str:
@@ -285,13 +287,6 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
         _H100 / "builds.json",
         "Products by `auto` of two builds, in turn on one card: an older one with more compiled kernels, and the one\n"
         "with fewer that took its place. Above 1 the latter is faster. What both leave to XLA counts as 1.",
-        both_builds,
-    ),
-    (
-        "Two builds in turn, since",
-        _H100 / "builds_bf16.json",
-        "The same for suite bf16: before and after the engine's parts got names and folders of their own, calls one\n"
-        "encoder, and `auto` its table of rules.",
         both_builds,
     ),
     (

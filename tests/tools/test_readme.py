@@ -88,6 +88,31 @@ CASES: tuple[tuple[str, tuple[str, ...], Callable[[Timed], bool]], ...] = (
 )
 
 
+class Grouped:
+    """A product of groups of rows, or a gradient of it, likewise."""
+
+    def __init__(self, problem: str, us: dict[str, float]) -> None:
+        m, groups, wide = re.search(r" (\d+)x\d+x\d+, (\d+) \w+ groups(, float32)?$", problem).groups()
+        self.rows, self.wide = int(m) / int(groups), bool(wide)
+        ours, default, cublas = (us[path] for path in ("jaxgemm auto", "XLA default", "XLA cublas"))
+        self.over_best, self.over_default = min(default, cublas) / ours, default / ours
+
+
+#: Of suite "grouped".
+GROUPED: tuple[tuple[str, Callable[[Grouped], bool]], ...] = (
+    ("groups of bf16, 16 rows each or more", lambda p: not p.wide and p.rows >= 16),
+    ("groups of bf16, fewer rows", lambda p: not p.wide and p.rows < 16),
+    ("groups of fp32", lambda p: p.wide),
+)
+
+
+def grouped() -> list[Grouped]:
+    times: dict[str, dict[str, float]] = {}
+    for row in report.load(RESULTS / "grouped.json")["rows"]:
+        times.setdefault(row["problem"], {})[row["path"]] = row["us"]
+    return [Grouped(problem, us) for problem, us in times.items()]
+
+
 def timed(suites: tuple[str, ...]) -> Iterator[Timed]:
     for suite in suites:
         for row in report.load(RESULTS / f"{suite}.json")["rows"]:
@@ -98,8 +123,9 @@ def timed(suites: tuple[str, ...]) -> Iterator[Timed]:
 def speed_table() -> str:
     """The table as README has it: geometric means of XLA's time over ours, and the lowest."""
     lines = ["| product | measured | over `jnp.dot` | over XLA's best | lowest | suites |", "|---|--:|--:|--:|--:|---|"]
-    for name, suites, belongs in CASES:
-        found = [p for p in timed(suites) if belongs(p)]
+    cases = [(name, suites, [p for p in timed(suites) if belongs(p)]) for name, suites, belongs in CASES]
+    cases += [(name, ("grouped",), [p for p in grouped() if belongs(p)]) for name, belongs in GROUPED]
+    for name, suites, found in cases:
         default, best = (geometric_mean(x) for x in zip(*((p.over_default, p.over_best) for p in found), strict=True))
         lowest = min(p.over_best for p in found)
         files = ", ".join(suites)

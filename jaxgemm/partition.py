@@ -302,7 +302,8 @@ class Division:
         def partition(mesh: Any, arguments: Any, result: Any) -> Any:
             plan = self.plan(mesh, arguments[0], arguments[1], result)
             shardings = tuple(NamedSharding(mesh, spec) for spec in self.specs(plan))
-            return mesh, partial(self.shards, plan), NamedSharding(mesh, plan.out_spec()), shardings
+            shards = partial(_off_mesh, self.shards, plan)
+            return mesh, shards, NamedSharding(mesh, plan.out_spec()), shardings
 
         @custom_partitioning
         def product(*args: jax.Array) -> jax.Array:
@@ -326,6 +327,16 @@ class Division:
         body = jax.shard_map(partial(self.shards, plan), mesh=mesh, in_specs=in_specs, out_specs=plan.out_spec())
         result: jax.Array = jax.sharding.reshard(body(*moved), target.sharding)
         return result
+
+
+def _off_mesh(function: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
+    """``function``, in which no array's type says how it is sharded.
+
+    JAX traces what a device does under the mesh that ``jax.set_mesh`` has set. With explicit axes, the types of arrays
+    that are made there would name these, and XLA cannot compile that (as seen with JAX 0.12).
+    """
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return function(*arguments)
 
 
 def division(local: Local, lhs_rank: int, rhs_rank: int, **params: Any) -> Division:

@@ -18,6 +18,7 @@ from meshes import assert_close, assert_no_more, mesh, put, traffic
 
 import jaxgemm
 from jaxgemm import select
+from jaxgemm.grouped import by_xla
 
 Product = Callable[..., jax.Array]
 
@@ -285,3 +286,29 @@ def test_operands_that_are_not_placed(types, rng):
     with jax.set_mesh(mesh(types=types)):
         ours = jax.jit(lambda x, w, s: (jaxgemm.gemm(x, w[0], kernel="host"), jaxgemm.ragged_dot(x, w, s)))
         assert_close(ours(x, w, sizes), want)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 24], ids=["loop", "batch"])
+def test_a_mesh_of_explicit_axes_around_what_xla_divides(most, monkeypatch, rng):
+    """What ``auto_axes`` is given, and rows that are not placed beside sizes that are, with their gradients."""
+    monkeypatch.setattr(by_xla, "_MOST_RESULTS", most)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((8, 6), (2, 6, 12)))
+    sizes = np.array([3, 4], np.int32)
+
+    def products(x, w, sizes):
+        dense = jaxgemm.gemm(x, w[0], activation="gelu", kernel="host")
+        return jaxgemm.ragged_dot(x, w, sizes), jaxgemm.ragged_gated(x, w, w, sizes), dense
+
+    def total(function, x, w, sizes):
+        return sum(jnp.sum(jnp.sin(z)) for z in function(x, w, sizes))
+
+    want = products(x, w, sizes), jax.grad(partial(total, products), (0, 1))(x, w, sizes)
+    on = mesh(types="Explicit")
+    with jax.set_mesh(on):
+        divided = jax.sharding.auto_axes(products, out_sharding=P("y"))
+        for function, *given in (
+            (divided, put(x, on, P("y")), put(w, on, P(None, None, "x")), put(sizes, on, P())),
+            (products, x, w, put(sizes, on, P())),
+        ):
+            got = jax.jit(function)(*given), jax.jit(jax.grad(partial(total, function), (0, 1)))(*given)
+            jax.tree.map(assert_close, got, want)

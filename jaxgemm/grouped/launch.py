@@ -35,7 +35,10 @@ def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Ch
         return split.microseconds(parts, operands, params, device) + sum(others), theirs
 
     found = chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params), beside)
-    return found if found.kernel is None else replace(found, why=f"{found.why}; {parts}")
+    if found.kernel is None:
+        return found
+    each = ", a launch for each part of rhs" if len(split.types(parts, operands, params)) > 1 else ""
+    return replace(found, why=f"{found.why}; {parts}{each}")
 
 
 def chosen(

@@ -243,7 +243,7 @@ def test_where_float32_is_a_kernels():
 
     found, launches = products(8192)
     assert (found.kernel, found.floor.unit, launches) == ("sm90", "tf32 tensor", 2)
-    assert "float32 as 2 of bfloat16 each" in str(found)
+    assert "float32 as 2 of bfloat16 each, a launch for each part of rhs" in str(found)
     assert found.decision.choice.ours < found.decision.choice.theirs
     for given in ({"rows": 16}, {"rows": 8192, "precision": "highest"}):
         found, launches = products(**given)

@@ -132,25 +132,29 @@ def _weighed(found: Choice, *, by_name: bool, batch_invariant: bool) -> Choice:
     return replace(found, kernel=None, config=(), workspace=0, considered=(), rule=rules.GROUPED_DENSE.name, why=why)
 
 
-#: Of XLA's products of float32: operations each microsecond, in TF32; and microseconds of all launches of one group.
-_TF32_PER_US = 4e8
+#: Of XLA's products of float32: operations each microsecond, in TF32 and at full precision; and microseconds of all
+#: launches of one group.
+_TF32_PER_US, _FP32_PER_US = 4e8, 5e7
 _GROUP_US = 10.0
 
 
-def dense_microseconds(problem: Problem, device: Device) -> float | None:
-    """What XLA's dense products should take, of all rows by each group's weights; None where that is not modelled."""
+def dense_microseconds(problem: Problem, device: Device, *, full: bool = False) -> float | None:
+    """What XLA's dense products should take, of all rows by each group's weights; None where that is not modelled.
+
+    ``full``: whether those of float32 are at full precision.
+    """
     if problem.dtypes[0] == "float32":
-        return _float32_microseconds(problem, device)
+        return _float32_microseconds(problem, device, _FP32_PER_US if full else _TF32_PER_US)
     dense = replace(problem, batch=(problem.batch[0], 1), epilogue=Epilogue(), gated=False, groups=None)
     one = xla_hopper.microseconds(dense)
     return None if one is None else (1 + problem.gated) * math.ceil(problem.batch[1]) * one
 
 
-def _float32_microseconds(problem: Problem, device: Device) -> float:
-    """A batch of few rows takes as long as memory or TF32; a loop over groups as both, and it copies weights first."""
+def _float32_microseconds(problem: Problem, device: Device, per_us: float) -> float:
+    """A batch takes as long as memory or arithmetic; a loop over groups as both, and it copies weights first."""
     outer, groups = problem.batch
     m, n, k = problem.m, problem.n, problem.k
-    multiply = 2 * m * n * k / _TF32_PER_US
+    multiply = 2 * m * n * k / per_us
     bandwidth = 1e-6 * (device.bandwidth or H200.bandwidth)
     assert problem.groups is not None
     if not problem.groups.sums and by_xla.together(outer, math.ceil(groups), m, k, n):

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxgemm import precision as prec
 from jaxgemm import rules, symbolic
 from jaxgemm.grouped import split
 from jaxgemm.grouped.choose import Beside, choose, dense_microseconds, problem
@@ -31,7 +32,8 @@ def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Ch
         wide = [jax.ShapeDtypeStruct(x.shape, split.WIDE) for x in operands[:2]]
         narrow = split.result_params(params)
         others = [_again(kernel, given, narrow).ours or 0.0 for given in split.types(parts, operands, params)[1:]]
-        theirs = dense_microseconds(_problem([*wide, *operands[2:]], params), device)
+        full = prec.wants_full_fp32(params["precision"])
+        theirs = dense_microseconds(_problem([*wide, *operands[2:]], params), device, full=full)
         return split.microseconds(parts, operands, params, device) + sum(others), theirs
 
     found = chosen(platform, operands, operands[3], params, lambda: problem_of(operands, params), beside)

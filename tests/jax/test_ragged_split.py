@@ -14,6 +14,7 @@ from meshes import mesh, put
 
 import jaxgemm
 from jaxgemm.grouped import arguments, split
+from jaxgemm.grouped.choose import dense_microseconds, problem
 from jaxgemm.grouped.primitive import Form, grouped_p
 from jaxgemm.kernels import H200, find_kernel
 
@@ -253,6 +254,22 @@ def test_where_float32_is_a_kernels():
     assert products(16, batch_invariant=True)[1] == 2
     with pytest.raises(jaxgemm.UnsupportedError, match="kernel 'sm90' got float32"):
         products(8192, precision="highest", kernel="sm90")
+
+
+def test_time_that_dense_products_take():
+    """A batch of few rows, and a loop over groups; at full precision too."""
+
+    def of(rows, **options):
+        x, w, sizes = (jax.ShapeDtypeStruct(s, t) for s, t in zip(((rows, 64), (4, 64, 512), (4,)), "ffi", strict=True))
+        given = problem(x, w, sizes, sums=False, transposed=False, held=4, out=np.dtype(np.float32))
+        return dense_microseconds(given, H200, **options)
+
+    rate = 1e-6 * H200.bandwidth
+    assert of(16) == pytest.approx(10 + 4 * 4 * (16 * 64 + 64 * 512 + 2 * 16 * 512) / rate)
+    rows = 1 << 16
+    multiply, copies = 2 * rows * 64 * 512, 4 * (rows * 64 + 3 * 64 * 512 + 3 * rows * 512) / rate
+    assert of(rows) == pytest.approx(4 * (10 + multiply / 4e8 + copies))
+    assert of(rows, full=True) == pytest.approx(4 * (10 + multiply / 5e7 + copies))
 
 
 def test_time_of_parts():

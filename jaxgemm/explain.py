@@ -106,12 +106,12 @@ class Product:
         yield "workspace", f"{choice.workspace} bytes"
         invariant = choice.rule == rules.INVARIANT.name and not self.groups  # whose tiles follow m
         best = choice.considered[0] if choice.considered else None
+        more = bool(self.groups) and best is not None and choice.ours is not None and choice.ours > best.microseconds
+        of = " of the first launch" if more else f" of {INVARIANT_ROWS} rows" if invariant else ""
         if best is not None and best.parts and not invariant:
-            yield (
-                "parts",
-                ", ".join(f"{name.replace('_', ' ')} {us:.1f}" for name, us in best.parts if us >= _SHOWN_US) + " us",
-            )
-        expected = f"us expected of {INVARIANT_ROWS} rows" if invariant else "us expected"
+            shown = ", ".join(f"{name.replace('_', ' ')} {us:.1f}" for name, us in best.parts if us >= _SHOWN_US)
+            yield "parts", f"{shown} us{of}"
+        expected = f"us expected{of}"
         for i, candidate in enumerate(choice.considered):
             differs = _options(kernel, candidate.config, choice.config) or "as chosen"
             yield "" if i else "candidates", f"{candidate.microseconds:.1f} {expected}: {differs}"
@@ -340,7 +340,7 @@ def _expected(choice: Choice, gated: bool, grouped: bool) -> str:
     """Both expected times, whoever was chosen."""
     ours, theirs = ("not modelled" if us is None else f"{us:.1f} us" for us in (choice.ours, choice.theirs))
     if grouped:
-        return f"one launch of {choice.contender} {ours}, a dense product for each group {theirs}"
+        return f"{choice.contender} {ours}, a dense product for each group {theirs}"
     if gated:
         return f"one launch of {choice.contender} {ours}, two products {theirs}"
     return f"{choice.contender or 'ours'} {ours}, XLA's product {theirs}"

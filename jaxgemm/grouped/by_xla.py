@@ -17,16 +17,16 @@ from jaxgemm.grouped.groups import owner
 from jaxgemm.partition import vary_alike
 from jaxgemm.xla_product import xla_product
 
-# A loop over groups copies each group's weights, which a batch of products takes from where they lie. Its results are
-# of all rows by all groups: there may be so many of them, or one for so many weights.
-_MOST_RESULTS = 1 << 24
-_WEIGHTS_OF_A_RESULT = 4
+# A loop over groups copies each group's weights, which a batch of products takes from where they lie. But rows are
+# copied, and results made, for every group: so many numbers there may be, or one for so many of the weights.
+_MOST_COPIES = 1 << 24
+_WEIGHTS_OF_A_COPY = 4
 
 
 def together(outer: int, groups: int, m: int, k: int, n: int) -> bool:
     """Whether a product of m rows with each of so many groups' weights is a batch, and no loop; ``outer`` of these."""
-    results = outer * groups * m * n
-    return groups > 0 and results <= max(_MOST_RESULTS, groups * k * n // _WEIGHTS_OF_A_RESULT)
+    copies = outer * groups * m * (k + n)
+    return groups > 0 and copies <= max(_MOST_COPIES, groups * k * n // _WEIGHTS_OF_A_COPY)
 
 
 def rows(

@@ -158,6 +158,6 @@ def _float32_microseconds(problem: Problem, device: Device, per_us: float) -> fl
     bandwidth = 1e-6 * (device.bandwidth or H200.bandwidth)
     assert problem.groups is not None
     if not problem.groups.sums and by_xla.together(outer, math.ceil(groups), m, k, n):
-        return _GROUP_US + outer * groups * max(multiply, 4 * (m * k + k * n + 2 * m * n) / bandwidth)
+        return _GROUP_US + outer * groups * max(multiply, 4 * (2 * m * k + k * n + 2 * m * n) / bandwidth)
     copies = 4 * (m * k + 3 * k * n + 3 * m * n) / bandwidth
     return groups * (_GROUP_US + outer * (multiply + copies))

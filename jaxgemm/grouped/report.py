@@ -86,7 +86,7 @@ def _floor(
         # A batch may have weights of its own; without, all of it together has so many rows.
         read = read // max(form.held, 1) * min(form.held, m if len(rhs.shape) > 3 else rows)
     elements = prod(lhs.shape), weights * read, batch * prod(out)
-    parts = split.of((lhs, rhs), {"form": form, "precision": precision})
+    parts = split.of((lhs, rhs), {"form": form, "precision": precision, "preferred_element_type": result})
     return roofline.least(
         2.0 * weights * batch * m * k * out[-1],
         sum(count * ELEMENT_TYPES[name].bytes for count, name in zip(elements, names, strict=True)),

@@ -9,7 +9,8 @@ part of the weights. The results are added up. In "sums", all products of parts 
 that is contracted, and one product of bfloat16 adds them up.
 
 Infinity and NaN are a number's first part, and its others are 0. The product of first parts is then what it should be,
-and those of others may be NaN, as zero times infinity is: such are left out.
+and those of others may be NaN, as zero times infinity is: such are left out. First parts are rounded, up too, so that
+results within a hundredth of the largest float32 may be infinite.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from jaxgemm import precision as prec
 from jaxgemm.kernels import H200, Device
 
 WIDE, NARROW = np.dtype(np.float32), np.dtype(jnp.bfloat16)
+#: The types of results.
+RESULTS = frozenset({WIDE, NARROW, np.dtype(np.float16)})
 _MOST = float(jnp.finfo(NARROW).max)
 # At which part of a memory's bandwidth XLA makes parts and adds results up, and microseconds of all these launches.
 _BANDWIDTH = 0.75
@@ -51,12 +54,12 @@ class Split(NamedTuple):
 def of(operands: Sequence[Any], params: dict[str, Any]) -> Split | None:
     """How a ``jaxgemm_grouped`` of operands with these types is split; None: it is not.
 
-    Two operands of float32 are not split where full precision is asked for: sums of so many products of parts would
-    not keep it.
+    A result of another type, wider or of integers, is not made of parts. Two operands of float32 are not split where
+    full precision is asked for: sums of so many products of parts would not keep it.
     """
     types = tuple(np.dtype(x.dtype) for x in operands[:2])
     full = prec.wants_full_fp32(params["precision"])
-    known = WIDE in types and {*types} <= {WIDE, NARROW}
+    known = WIDE in types and {*types} <= {WIDE, NARROW} and np.dtype(params["preferred_element_type"]) in RESULTS
     if not known or prec.is_algorithm(params["precision"]) or (full and types == (WIDE, WIDE)):
         return None
     return Split(*(1 if dtype == NARROW else 3 if full else 2 for dtype in types))
@@ -117,8 +120,9 @@ def microseconds(split: Split, operands: Sequence[Any], params: dict[str, Any], 
     if split.rhs > 1 or form.sums:
         moved += _bytes(rhs) + sum(_bytes(given[1]) for given in made)
     if not form.sums:
-        results: int = prod(lhs.shape[:-1]) * form.shape(lhs.shape, rhs.shape)[-1] * WIDE.itemsize
-        moved += results * (sum(counts) + 1)
+        batch = max(len(x.shape) > rank and x.shape[0] for x, rank in zip(operands, form.ranks, strict=True)) or 1
+        rows, columns = form.shape(lhs.shape, rhs.shape)
+        moved += batch * rows * columns * WIDE.itemsize * (sum(counts) + 1)
     return _LAUNCHES_US + 1e6 * moved / (_BANDWIDTH * (device.bandwidth or H200.bandwidth))
 
 

@@ -320,7 +320,7 @@ def test_a_kernel_by_name_is_refused():
 @pytest.mark.parametrize("form", ["rows", "transposed"])
 def test_a_loop_over_groups_and_a_batch_of_products(form, most, monkeypatch, rng):
     """XLA's two ways give the same, and keep infinity and NaN to their group."""
-    monkeypatch.setattr(by_xla, "_MOST_RESULTS", most)
+    monkeypatch.setattr(by_xla, "_MOST_COPIES", most)
     x, w = operands(rng)
     x, w = x.at[6:10].set(np.inf), w.at[3].set(np.nan)  # rows of the third group in SIZES, and the fourth's weights
     for given, offset in ((SIZES["all"], 0), (SIZES["fewer"], 2), (SIZES["more"], 0)):
@@ -339,12 +339,14 @@ def test_a_loop_over_groups_and_a_batch_of_products(form, most, monkeypatch, rng
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+def temporaries(m, k, n, groups):
+    x, w = jax.ShapeDtypeStruct((m, k), jnp.float32), jax.ShapeDtypeStruct((groups, k, n), jnp.float32)
+    program = jax.jit(jaxgemm.ragged_dot).lower(x, w, jax.ShapeDtypeStruct((groups,), jnp.int32)).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
 def test_temporaries_do_not_grow_with_the_groups():
-    """No operand is repeated for every group."""
-
-    def temporaries(groups):
-        x, w = jnp.ones((1 << 17, 64), jnp.float32), jnp.ones((groups, 64, 64), jnp.float32)
-        program = jax.jit(jaxgemm.ragged_dot).lower(x, w, jnp.ones(groups, jnp.int32)).compile()
-        return program.memory_analysis().temp_size_in_bytes
-
-    assert temporaries(64) <= temporaries(4) + 512 * 64 * 4
+    """No operand is repeated for every group where that would be much: of many rows, or of narrow weights."""
+    assert temporaries(1 << 17, 64, 64, 64) <= temporaries(1 << 17, 64, 64, 4) + 512 * 64 * 4
+    assert temporaries(2048, 4096, 16, 64) <= 4 * (2048 * 4096 + 64 * 4096 * 16)
+    assert temporaries(512, 64, 64, 64) <= 4 << 24

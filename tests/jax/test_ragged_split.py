@@ -83,7 +83,8 @@ def test_a_batch_and_sizes_of_any_sum(form, wide, rng):
     x, y = operands(rng, form, wide)
     sizes = jnp.array([[2**31 - 1, 3, 0, 0, 0], [-5, 10, 1, 0, 7]], jnp.int32)
     xs, ys = jnp.stack([x, x[::-1]]), jnp.stack([y, y + 1])
-    got = jax.vmap(lambda x, y, s: product(x, y, params_of(form), s, 1))(xs, ys, sizes)
+    got = product(xs, ys, params_of(form), sizes, 1)
+    np.testing.assert_array_equal(got, jax.vmap(lambda x, y, s: product(x, y, params_of(form), s, 1))(xs, ys, sizes))
     for i in range(2):
         pair = [v.astype(jnp.float32) for v in (xs[i], ys[i])]
         want = grouped_p.bind(*pair, sizes[i], jnp.ones(1, jnp.int32), **params_of(form))
@@ -120,6 +121,8 @@ def test_what_is_not_split(rng):
     assert split.of((x, w), params_of(ROWS, jax.lax.DotAlgorithmPreset.F32_F32_F32)) is None
     for types in (("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float16"), ("int8", "float32")):
         assert split.of([v.astype(t) for v, t in zip((x, w), types, strict=True)], params_of(ROWS)) is None
+    for out in ("float64", "complex64", "int32", "bool"):
+        assert split.of((x, w), params_of(ROWS, out=out)) is None
 
 
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -265,7 +268,7 @@ def test_time_that_dense_products_take():
         return dense_microseconds(given, H200, **options)
 
     rate = 1e-6 * H200.bandwidth
-    assert of(16) == pytest.approx(10 + 4 * 4 * (16 * 64 + 64 * 512 + 2 * 16 * 512) / rate)
+    assert of(16) == pytest.approx(10 + 4 * 4 * (2 * 16 * 64 + 64 * 512 + 2 * 16 * 512) / rate)
     rows = 1 << 16
     multiply, copies = 2 * rows * 64 * 512, 4 * (rows * 64 + 3 * 64 * 512 + 3 * rows * 512) / rate
     assert of(rows) == pytest.approx(4 * (10 + multiply / 4e8 + copies))
@@ -286,5 +289,7 @@ def test_time_of_parts():
     rows, weights, results = M * K, GROUPS * K * N, M * N
     assert bytes_of(x, narrow) == pytest.approx(rows * (4 + 2 * 2) + results * 4 * 3)
     assert bytes_of(x, w) == pytest.approx(rows * (4 + 3 * 2) + weights * (4 + 2 * 2) + results * 4 * 4)
+    many = jax.ShapeDtypeStruct((3, *w.shape), jnp.float32)
+    assert bytes_of(x, many) == pytest.approx(rows * (4 + 3 * 2) + 3 * weights * (4 + 2 * 2) + 3 * results * 4 * 4)
     y = jax.ShapeDtypeStruct((M, N), jnp.float32)
     assert bytes_of(x, y, SUMS) == pytest.approx((rows + M * N) * (4 + 3 * 2))

@@ -107,7 +107,7 @@ class Product:
         invariant = choice.rule == rules.INVARIANT.name and not self.groups  # whose tiles follow m
         best = choice.considered[0] if choice.considered else None
         more = bool(self.groups) and best is not None and choice.ours is not None and choice.ours > best.microseconds
-        of = " of the first launch" if more else f" of {INVARIANT_ROWS} rows" if invariant else ""
+        of = " of one launch" if more else f" of {INVARIANT_ROWS} rows" if invariant else ""
         if best is not None and best.parts and not invariant:
             shown = ", ".join(f"{name.replace('_', ' ')} {us:.1f}" for name, us in best.parts if us >= _SHOWN_US)
             yield "parts", f"{shown} us{of}"

@@ -95,6 +95,11 @@ class Device:
     sm_count: int
     bandwidth: float = 0.0
 
+    @property
+    def bytes_per_us(self) -> float:
+        """What a GPU's memory reads and writes in a microsecond."""
+        return 1e-6 * (self.bandwidth or H200.bandwidth)
+
 
 CPU = Device("cpu", "cpu", 0, 0)
 #: Stands in when a program for CUDA is lowered on a machine that has no such device.

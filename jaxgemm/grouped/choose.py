@@ -14,7 +14,7 @@ from jaxgemm import precision as prec
 from jaxgemm import rules, xla_hopper
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.grouped import by_xla
-from jaxgemm.kernels import H200, Device, UnsupportedError, find_kernel, kernels
+from jaxgemm.kernels import Device, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Groups, Matrix, Problem
 from jaxgemm.select import Choice, resolve
 
@@ -132,8 +132,8 @@ def _weighed(found: Choice, *, by_name: bool, batch_invariant: bool) -> Choice:
     return replace(found, kernel=None, config=(), workspace=0, considered=(), rule=rules.GROUPED_DENSE.name, why=why)
 
 
-#: Of XLA's products of float32: operations each microsecond, in TF32 and at full precision; and microseconds of all
-#: launches of one group.
+#: Of XLA's products of float32: operations each microsecond, in TF32 (about what benchmarks/results/nvidia-h200/
+#: grouped.json has of 8 large groups) and at full precision; and microseconds of all launches of one group.
 _TF32_PER_US, _FP32_PER_US = 4e8, 5e7
 _GROUP_US = 10.0
 
@@ -155,7 +155,7 @@ def _float32_microseconds(problem: Problem, device: Device, per_us: float) -> fl
     outer, groups = problem.batch
     m, n, k = problem.m, problem.n, problem.k
     multiply = 2 * m * n * k / per_us
-    bandwidth = 1e-6 * (device.bandwidth or H200.bandwidth)
+    bandwidth = device.bytes_per_us
     assert problem.groups is not None
     if not problem.groups.sums and by_xla.together(outer, math.ceil(groups), m, k, n):
         return _GROUP_US + outer * groups * max(multiply, 4 * (2 * m * k + k * n + 2 * m * n) / bandwidth)

@@ -123,9 +123,8 @@ def launch(choice: Choice, operands: Sequence[jax.Array], params: dict[str, Any]
         made = [launch(choice, first, narrow)]
         made += [launch(_again(choice.kernel.name, given, narrow), given, narrow) for given in others]
         return split.joined(parts, made, params)
-    lhs, rhs, *_ = operands
-    batches = {x.shape[0] for x, rank in zip(operands, form.ranks, strict=True) if x.ndim > rank}
-    return call(choice, problem_of(operands, params), (*batches, *form.shape(lhs.shape, rhs.shape)), operands)
+    shape = *form.batch(operands), *form.shape(operands[0].shape, operands[1].shape)
+    return call(choice, problem_of(operands, params), shape, operands)
 
 
 def _again(kernel: str, operands: Sequence[Any], params: dict[str, Any]) -> Choice:

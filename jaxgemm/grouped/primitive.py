@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -71,6 +72,12 @@ class Form:
         """The ranks of the operands without a batch."""
         return [2, 2 if self.sums else 3, 1, 1]
 
+    def batch(self, operands: Sequence[Any]) -> tuple[int, ...]:
+        """The extent of the batch of operands with such shapes, as a shape: empty where there is none."""
+        found = {x.shape[0] for x, rank in zip(operands, self.ranks, strict=True) if len(x.shape) > rank}
+        assert len(found) < 2, found
+        return tuple(found)
+
     def shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the result without a batch."""
         if self.sums:
@@ -91,7 +98,7 @@ class Form:
 @grouped_p.def_effectful_abstract_eval
 def _abstract_eval(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> Any:
     form: Form = params["form"]
-    batches = _batches([lhs, rhs, sizes, offset], form)
+    batches = form.batch([lhs, rhs, sizes, offset])
     spec, matrix = partition.asked(params["out_sharding"], len(batches) + len(form.shape(lhs.shape, rhs.shape)))
     # As dot_general's result of a matrix of each, so that it varies over mesh axes, and is sharded, as that is.
     x, y = (partition.retyped(v, v.shape[-2:], v.sharding.spec[-2:]) for v in (lhs, rhs))
@@ -106,13 +113,6 @@ def _abstract_eval(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -
     )
     spec = spec or partition.inferred(out, [lhs, rhs, sizes, offset], form)
     return partition.retyped(out, batches + form.shape(lhs.shape, rhs.shape), spec), effects
-
-
-def _batches(operands: list[Any], form: Form) -> tuple[int, ...]:
-    """The extent of the batch, as a shape: empty where there is none."""
-    found = {x.shape[0] for x, rank in zip(operands, form.ranks, strict=True) if len(x.shape) > rank}
-    assert len(found) < 2, found
-    return tuple(found)
 
 
 # --- Differentiation ------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _transpose_rule(ct: Any, lhs: Any, rhs: Any, sizes: Any, offset: Any, **para
     if not split.of((x, y), dict(params, form=derived)):
         x, y = of_one_type(x, y)
     wanted = np.dtype(unknown.aval.dtype)
-    shared = len(unknown.aval.shape) == form.ranks[place] and bool(_batches([x, y, sizes, offset], derived))
+    shared = len(unknown.aval.shape) == form.ranks[place] and bool(derived.batch([x, y, sizes, offset]))
     # One operand for all of a batch: its parts are added up before they are rounded.
     kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
     target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
@@ -183,7 +183,7 @@ def _batch_rule(axis_data: Any, args: Any, bdims: Any, **params: Any) -> tuple[A
     moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, bdims, strict=True)]
     size = next(x.shape[0] for x, d in zip(moved, bdims, strict=True) if d is not None)
     plain = [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in zip(moved, bdims, strict=True)]
-    inner = _batches(plain, form)
+    inner = form.batch(plain)
     if inner:  # both axes become one; what has one of them alone is repeated along the other
         for i, (x, d, rank) in enumerate(zip(moved, bdims, form.ranks, strict=True)):
             has_inner = plain[i].ndim > rank if d is None else len(plain[i].shape) > rank
@@ -222,9 +222,8 @@ def _compute(platform: str, parts: int, *operands: jax.Array, **params: Any) -> 
 def _as_batch(operands: Sequence[jax.Array], form: Form) -> bool:
     """Whether XLA computes a product of rows as one batch; where extents are symbols, it is not known."""
     lhs, rhs = operands[:2]
-    extents = (*_batches(list(operands), form), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1])
-    outer = extents[0] if len(extents) == 5 else 1
-    return all(isinstance(x, int) for x in extents) and by_xla.together(outer, *extents[-4:])
+    extents = prod(form.batch(operands)), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
+    return all(isinstance(extent, int) for extent in extents) and by_xla.together(*extents)
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:

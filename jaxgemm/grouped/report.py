@@ -47,7 +47,7 @@ def describe(avals: Sequence[Any], params: dict[str, Any], limits: roofline.Devi
     form: Form = params.get("form") or Form(False, False, rhs.shape[-3])
     (m, k), n = lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
     given = (lhs, rhs, sizes, offset)
-    batch = max([x.shape[0] for x, rank in zip(given, form.ranks, strict=True) if len(x.shape) > rank], default=None)
+    batch = next(iter(form.batch(given)), None)
     groups = sizes.shape[-1]
     text = f"{'sums' if form.sums else 'rows'} of {groups} groups"
     if form.held != groups:

@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from jaxgemm import precision as prec
-from jaxgemm.kernels import H200, Device
+from jaxgemm.kernels import Device
 
 WIDE, NARROW = np.dtype(np.float32), np.dtype(jnp.bfloat16)
 #: The types of results.
@@ -120,10 +120,9 @@ def microseconds(split: Split, operands: Sequence[Any], params: dict[str, Any], 
     if split.rhs > 1 or form.sums:
         moved += _bytes(rhs) + sum(_bytes(given[1]) for given in made)
     if not form.sums:
-        batch = max(len(x.shape) > rank and x.shape[0] for x, rank in zip(operands, form.ranks, strict=True)) or 1
-        rows, columns = form.shape(lhs.shape, rhs.shape)
-        moved += batch * rows * columns * WIDE.itemsize * (sum(counts) + 1)
-    return _LAUNCHES_US + 1e6 * moved / (_BANDWIDTH * (device.bandwidth or H200.bandwidth))
+        results = *form.batch(operands), *form.shape(lhs.shape, rhs.shape)
+        moved += prod(results) * WIDE.itemsize * (sum(counts) + 1)
+    return _LAUNCHES_US + moved / (_BANDWIDTH * device.bytes_per_us)
 
 
 def _bytes(x: Any) -> int:

@@ -74,11 +74,12 @@ def test_sharded_experts_of_nnx(rng):
     assert_close(jax.jit(function)(state, x), apply(options, params, x), 1e-5)
 
 
-def test_experts_that_xla_divides(rng):
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_experts_that_xla_divides(kind, rng):
     """Weights stay where they lie, and so do their gradients."""
     options = LAYERS["top 2"]
     params, x = initial(rng, **options), tokens(rng, 24)
-    on = mesh((8,), ("x",))
+    on = mesh((8,), ("x",), kind)
 
     def step(params, x):
         function = partial(apply, options)
@@ -86,9 +87,13 @@ def test_experts_that_xla_divides(rng):
         return result, jax.tree.map(jnp.subtract, params, gradient)
 
     placed = {name: NamedSharding(on, spec) for name, spec in specs(params).items()}
-    given = jax.device_put(params, placed), jax.device_put(x, NamedSharding(on, P("x")))
-    compiled = jax.jit(step).lower(*given).compile()
-    got = compiled(*given)
+    with jax.set_mesh(on):
+        given = jax.device_put(params, placed), jax.device_put(x, NamedSharding(on, P("x")))
+        divided = step
+        if kind == "Explicit":
+            divided = jax.sharding.auto_axes(step, out_sharding=((P("x"), P()), specs(params)))
+        compiled = jax.jit(divided).lower(*given).compile()
+        got = compiled(*given)
     assert_close(got, step(params, x), 1e-5)
     for name, value in got[1].items():
         assert value.sharding.is_equivalent_to(placed[name], value.ndim), name

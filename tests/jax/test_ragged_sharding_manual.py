@@ -228,7 +228,7 @@ def test_explicit_results_of_merged_axes(name, rng, explicit):
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
-def test_explicit_vmap_of_a_shared_bias(activation, rng):
+def test_explicit_vmap_of_a_shared_bias(activation, rng, explicit):
     """Its gradient, and that of rows which are mapped along a sharded axis with sizes of their own."""
     x, w, b = arrays(rng, (4, 8, K), (3, K, N), (3, N))
     sizes = jnp.array([[1, 2, 3], [4, 4, 0], [0, 0, 0], [8, 0, 0]])
@@ -238,10 +238,7 @@ def test_explicit_vmap_of_a_shared_bias(activation, rng):
         return jnp.sum(jnp.sin(each(x, sizes)))
 
     want = jax.jit(jax.grad(total, (0, 1, 2)))(x, w, b, sizes)
-    on = mesh(types="Explicit")
-    with jax.set_mesh(on):
-        placed = put(x, on, P("y")), put(w, on, P()), put(b, on, P()), put(sizes, on, P("y"))
-        got = jax.jit(jax.grad(total, (0, 1, 2)))(*placed)
+    got = jax.jit(jax.grad(total, (0, 1, 2)))(put(x, explicit, P("y")), w, b, put(sizes, explicit, P("y")))
     assert_close(got, want)
     assert jax.typeof(got[0]).sharding.spec == P("y", None, None)
 

@@ -1,9 +1,4 @@
 // The row `sm90` of the kernel table. Host code only.
-//
-// Options, in order, 0 meaning that the model chooses: tile_m, tile_n, schedule (1 cooperative, 2 ping-pong),
-// cluster_m, cluster_n, split_k, swap (1 no, 2 yes), group, grid (1 resident, 2 tiles), reduction (1
-// workspace, 2 cluster), blocks (of a multiprocessor: 1, 2), unaligned (1 copied, 2 shifted on its way) and
-// every_eighth (1 no, 2 yes); configs.h says what they mean. The tile of a gated product counts both weights.
 #pragma once
 
 #include <span>

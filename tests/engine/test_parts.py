@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgemm
+from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure.case import Case
 from jaxgemm.select import candidates
@@ -21,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROW = find_kernel("sm90")
 SOURCES = ("schedule.cu", "output.cc", "plan.cc", "choose.cc", "choose_grouped.cc", "cost.cc", "plan_many.cc")
 TMA, TMA_FINISHED, ROWS, ROWS_FINISHED, FP32, ELEMENTS = range(6)
-NONE, RELU, TANH = 0, 1, 5  # as ffi/problem.h counts activations
+NONE, RELU, TANH = map((None, *ACTIVATIONS).index, (None, "relu", "tanh"))
 
 
 @pytest.fixture(scope="module")

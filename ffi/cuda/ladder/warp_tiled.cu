@@ -9,6 +9,14 @@
 // buffer of shared memory, and the next k from shared memory into a second pair of fragments. The loop's body
 // is compiled once for each buffer, as addresses known to the compiler cost no instructions: 8 steps of k
 // between two barriers hide little else.
+//
+//   tile       128 x 128 x 8
+//   threads    256
+//   registers  128: 64 sums, 32 operands
+//   tiles      pass through registers
+//   stages     2
+//   shared     8 x 132 x 4, 8 x 128 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -34,8 +34,7 @@ static_assert(kLanesM * 4 == kPieceM && kLanesN * 4 == kPieceN && kLanesM * kLan
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 2) warp_tiled(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
-  __shared__ alignas(16) Acc a_tile[2][kBlockK][kPitchA];
-  __shared__ alignas(16) Acc b_tile[2][kBlockK][kBlockN];
+  __shared__ alignas(16) Acc a_tile[2][kBlockK][kPitchA], b_tile[2][kBlockK][kBlockN];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = warp / (kBlockN / kWarpN) * kWarpM + lane / kLanesN * 4;
   const int col = warp % (kBlockN / kWarpN) * kWarpN + lane % kLanesN * 4;

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.measure import configurations, report
 from jaxgemm.measure.configurations import Product
 from jaxgemm.roofline import KNOWN_DEVICES, DeviceLimits
@@ -160,7 +161,7 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
     return model, names
 
 
-_ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 4}  # as ffi/problem.h counts them
+_ACTIVATIONS = {name: number for number, name in enumerate((None, *ACTIVATIONS))}  # as ffi/activation.h counts them
 
 
 def load(model: ctypes.CDLL, products: Sequence[Product], device: DeviceLimits = _FITTED) -> list[list[float]]:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxgemm import precision as prec
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem
-from jaxgemm.xla_hopper import CHEAP_ACTIVATIONS, unaligned
+from jaxgemm.xla_hopper import unaligned
 
 
 class Contenders(NamedTuple):
@@ -110,7 +110,7 @@ class Question:
     @property
     def activates(self) -> bool:
         """Whether there is an activation that costs XLA's small kernels time."""
-        return self.problem.epilogue.activation not in CHEAP_ACTIVATIONS
+        return not self.problem.epilogue.cheap_activation
 
     def prefers(self, side: Side) -> Side:
         """The side itself, or the one that expects less time if that is what is asked for."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgemm
+from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure.case import Case
 from jaxgemm.select import candidates
@@ -30,7 +31,7 @@ SOURCES = (
     "store_path.cc",
 )
 TMA, TMA_FINISHED, BY_WARP, BY_WARP_FINISHED, FP32, ELEMENTS = range(6)
-NONE, RELU, TANH = 0, 1, 5  # as ffi/problem.h counts activations
+NONE, RELU, TANH = map((None, *ACTIVATIONS).index, (None, "relu", "tanh"))
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ does any see that a tile or a type came to multiply the kernels that are built.
 
 import collections
 import io
+import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -17,6 +19,10 @@ import jaxgemm
 from jaxgemm._runtime import ffi
 from jaxgemm.kernels import find_kernel
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from ladder_budget import RUNGS
+
 #: Kernels at most: of a family, those that copy or add for it included, for each chip, and of all for all chips.
 KERNELS = {"sm90": 370, "direct": 110, "simt": 90}
 ALL_KERNELS = 1222
@@ -24,42 +30,15 @@ ALL_KERNELS = 1222
 LIBRARY_BYTES = 16_500_000
 WHEEL_BYTES = 16_500_000
 
-VECTORS = ("FFMA", "LDS.128")
-WIDE = ("DFMA", "LDS.128")
-
-#: By kernel and operand type: what its code must show. Types that are not named here are not looked at.
+#: By kernel and operand type: what its code must show, a rung of the ladder's by the head of its source. Types that are
+#: not named here are not looked at.
 INSTRUCTIONS = {
-    "naive": {"float32": ("FFMA",), "float64": ("DFMA",)},
-    "coalesced": {"float32": ("FFMA",), "float64": ("DFMA",)},
-    "tiled": {"float32": ("FFMA", "LDS", "STS", "BAR"), "float64": ("DFMA", "LDS")},
-    "coarse_1d": {"float32": ("FFMA", "LDS"), "float64": ("DFMA", "LDS")},
-    "coarse_2d": {"float32": ("FFMA", "LDS")},
-    "register_blocked": {"float32": (*VECTORS, "LDG.E.128"), "float64": WIDE},
-    "coarse_2d_vec": {"float32": (*VECTORS, "LDG.E.128", "STS.128")},
-    "vec4_global": {"float32": ("FFMA", "LDG.E.128"), "float64": ("DFMA", "LDG.E.128")},
-    "vec4_shared": {"float32": (*VECTORS, "LDG.E.128")},
-    "vec4_shared_at": {"float32": (*VECTORS, "LDG.E.128")},
-    "fragment_pipeline": {"float32": (*VECTORS, "LDG.E.128")},
-    "shared_pipeline": {"float32": (*VECTORS, "LDG.E.128")},
-    "warp_tiled": {"float32": (*VECTORS, "LDG.E.128")},
-    "outer_product": {"float32": (*VECTORS, "STS.128")},
     "gemv": {"float32": ("FFMA", "LDG.E.128"), "float16": ("HMMA", "LDG.E.128"), "bfloat16": ("HMMA", "LDG.E.128")},
     "direct": {"": ("HMMA", "LDG.E.128")},
-    "simt": {"float32": VECTORS, "float64": WIDE},
-    "wmma_tf32": {"float32": ("HMMA",)},
-    "wmma_f16": {"float16": ("HMMA",)},
-    "wmma": {
-        "float16": ("HMMA",),
-        "bfloat16": ("HMMA",),
-        "float32": ("HMMA",),
-        "float64": ("DMMA",),
-        "int8": ("IMMA",),
-        "uint8": ("IMMA",),
-    },
-    "mma_sync": dict.fromkeys(("float16", "bfloat16"), ("HMMA", "LDSM", "LDGSTS")),
-    "wgmma_tma": dict.fromkeys(("float16", "bfloat16"), ("HGMMA", "UTMALDG", "SYNCS")),
+    "simt": {"float32": ("FFMA", "LDS.128"), "float64": ("DFMA", "LDS.128")},
     "sm80": {"": ("HMMA", "LDSM", "LDGSTS")},
     "sm90": {"": ("HGMMA", "UTMALDG", "SYNCS")},
+    **{name: rung.shows for name, rung in RUNGS.items()},
 }
 
 #: Functions disassembled for each entry above; disassembling all of them takes minutes.

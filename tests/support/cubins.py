@@ -19,7 +19,10 @@ TYPES = {name: number for number, (name, *_) in enumerate(ffi.element_types())}
 _HELPERS = ("reduce", "repack")
 
 #: The fields of sm90's TileConfig (ffi/cuda/sm90/configs.h), whose values mangled names give in this order.
-_TILE = ["tile_m", "tile_n", "consumers", "schedule", "gated", "blocks", "realigns", "every_eighth", "tokens", "many", "staging_buffers"]
+_TILE = (
+    *("tile_m", "tile_n", "consumers", "schedule", "gated", "blocks", "realigns", "every_eighth", "tokens", "many"),
+    "staging_buffers",
+)
 
 #: A line of a disassembly: the name of the instruction, behind its predicate.
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)")

@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm import dtypes, rules, symbolic, wire
+from jaxgemm import dtypes, symbolic, wire
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
     check_for_nans,
@@ -31,12 +31,13 @@ from jaxgemm._jax_private import (
 )
 from jaxgemm._runtime import MANY_TARGET, ffi
 from jaxgemm.arguments import canonical_dtype, of_one_type, option_pairs, promoted, weakly_typed
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import MAX_WORKSPACE, Choice, configuration
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import gemm_p, tangent_of
 from jaxgemm.problem import Matrix, Problem
-from jaxgemm.select import MAX_WORKSPACE, Choice, configuration
 from jaxgemm.transposes import lowered_order, read_through_all
 
 many_p = Primitive("jaxgemm_many")

@@ -315,7 +315,8 @@ def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Seq
         results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
     targets = (GROUPED_TARGET, GROUPED_GATED_TARGET) if problem.groups else (TARGET, GATED_TARGET)
     run = jax.ffi.ffi_call(targets[problem.gated], results)
-    out: jax.Array = run(*operands, **wire.attributes(choice.kernel.name, choice.config, problem))[0]
+    asked = replace(problem, arithmetic=choice.arithmetic)
+    out: jax.Array = run(*operands, **wire.attributes(choice.kernel.name, choice.config, asked))[0]
     return out
 
 

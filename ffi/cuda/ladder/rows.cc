@@ -22,13 +22,6 @@ constexpr KernelEntry rung(const char* name, std::span<const TypeRule> types, La
           .launch = launch};
 }
 
-constexpr KernelEntry wmma_tf32() {
-  KernelEntry row = rung("wmma_tf32", kTf32Types, JAXGEMM_CUDA_FN(launch_wmma_tf32),
-                         "WMMA 16 x 16 x 8 in TF32, 64 x 64 x 8 tiles");
-  row.tf32 = true;
-  return row;
-}
-
 // WMMA's tile shapes; 0 is the default of the operands' type. Not every combination exists: unsupported_wmma
 // knows those that do.
 constexpr int64_t kWmmaTileMN[] = {0, 8, 16, 32}, kWmmaTileK[] = {0, 4, 8, 16};
@@ -38,7 +31,6 @@ constexpr KernelEntry wmma() {
   KernelEntry row = rung("wmma", kWmmaTypes, JAXGEMM_CUDA_FN(launch_wmma),
                          "one warp per WMMA tile, fragments from global memory, every WMMA type and shape");
   row.options = kWmmaOptions;
-  row.tf32 = true;
   row.unsupported = JAXGEMM_CUDA_FN(unsupported_wmma);
   return row;
 }
@@ -79,7 +71,8 @@ constexpr KernelEntry kRows[] = {
          "warp tiles, double-buffered 128 x 128 x 8"),
     rung("outer_product", kSingleTypes, JAXGEMM_CUDA_FN(launch_outer_product),
          "C in shared memory, rank-1 updates from registers"),
-    wmma_tf32(),
+    rung("wmma_tf32", kTf32Types, JAXGEMM_CUDA_FN(launch_wmma_tf32),
+         "WMMA 16 x 16 x 8 in TF32, 64 x 64 x 8 tiles"),
     rung("wmma_f16", kHalfTypes, JAXGEMM_CUDA_FN(launch_wmma_f16),
          "WMMA 16 x 16 x 16, 64 x 64 x 16 tiles in padded shared memory"),
     wmma(),

@@ -11,8 +11,10 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from jaxgemm import api, gated, many, roofline, rules
+from jaxgemm import api, gated, many, roofline
 from jaxgemm import precision as prec
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import INVARIANT_ROWS, Choice
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.grouped import fused
@@ -25,7 +27,6 @@ from jaxgemm.left import Left, products_left
 from jaxgemm.override import routing_of
 from jaxgemm.primitive import Decision, decide, gemm_p
 from jaxgemm.problem import Axes, Plan, Problem
-from jaxgemm.select import INVARIANT_ROWS, Choice
 from jaxgemm.transposes import read_through, read_through_all, traced_order
 from jaxgemm.xla_product import why_padded
 

@@ -31,12 +31,12 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm.arguments import canonical_dtype, check_activation, gives_way, weakly_typed
+from jaxgemm.choice.select import Choice, select_gated
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import Decision, call
 from jaxgemm.problem import Matrix, Problem
-from jaxgemm.select import Choice, select_gated
 
 gated_p = Primitive("jaxgemm_gated")
 gated_p.def_impl(partial(xla.apply_primitive, gated_p))

@@ -8,6 +8,7 @@ the same three forms, so that backward passes share launches as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm import dtypes, rules, symbolic, wire
+from jaxgemm import dtypes, symbolic, wire
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import (
     check_for_nans,
@@ -31,12 +32,13 @@ from jaxgemm._jax_private import (
 )
 from jaxgemm._runtime import MANY_TARGET, ffi
 from jaxgemm.arguments import canonical_dtype, of_one_type, option_pairs, promoted, weakly_typed
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, configuration
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
 from jaxgemm.partition import vary_alike
 from jaxgemm.primitive import gemm_p, tangent_of
 from jaxgemm.problem import Matrix, Problem
-from jaxgemm.select import MAX_WORKSPACE, Choice, configuration
 from jaxgemm.transposes import lowered_order, read_through_all
 
 many_p = Primitive("jaxgemm_many")
@@ -277,12 +279,13 @@ def _resolve(row: Kernel, params: dict[str, Any], own: Sequence[Problem], device
     types = own[0].dtypes
     if row.platform != device.platform:
         return f"kernel '{row.name}' runs on {row.platform}, the program is for {device.platform}"
-    if refused := prec.refusal(params["precision"], np.dtype(jnp.dtype(types[0])), row.tf32):
-        return f"kernel '{row.name}': {refused}"
+    first = computed(row, own[0], params["precision"])
+    if isinstance(first, str):
+        return first
     if any(name not in dtypes.ELEMENT_TYPES for name in types):
         return f"kernel '{row.name}' has no product {types[0]} x {types[1]} -> {types[2]}"
     config = configuration(row, params["options"])
-    attributes = wire.many_attributes(row.name, config, own)
+    attributes = wire.many_attributes(row.name, config, [first, *own[1:]])
     reason: str
     reason, workspace = ffi.check_many(attributes, list(types), device.arch)
     if reason:
@@ -291,7 +294,7 @@ def _resolve(row: Kernel, params: dict[str, Any], own: Sequence[Problem], device
         return f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
     rule = rules.MANY_ONE_LAUNCH if params["kernel"] == "auto" else rules.BY_NAME
     why = f"{rule.says}: {len(own)} products share launches"
-    return Choice(row, config, workspace, why, rule=rule.name, contender=row.name)
+    return Choice(row, config, workspace, why, rule=rule.name, contender=row.name, arithmetic=first.arithmetic)
 
 
 def launch(choice: Choice, *operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -305,7 +308,8 @@ def launch(choice: Choice, *operands: jax.Array, **params: Any) -> list[jax.Arra
     if choice.workspace:
         results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
     xs, ys = zip(*(_pairs(operands)[i] for i in own), strict=True)
-    attributes = wire.many_attributes(choice.kernel.name, choice.config, [every[i] for i in own])
+    asked = [replace(every[i], arithmetic=choice.arithmetic) for i in own]
+    attributes = wire.many_attributes(choice.kernel.name, choice.config, asked)
     found = dict(zip(own, jax.ffi.ffi_call(MANY_TARGET, results)(*xs, *ys, **attributes), strict=False))
     return [found[i] if i in found else jnp.zeros(s.shape, s.dtype) for i, s in enumerate(shapes)]
 

@@ -33,10 +33,10 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, TARGET
+from jaxgemm.choice.select import Choice, select
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Plan, Problem, plan
-from jaxgemm.select import Choice, select
 from jaxgemm.transposes import lowered_order, read_through
 from jaxgemm.xla_product import padding, xla_product
 
@@ -315,7 +315,8 @@ def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Seq
         results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
     targets = (GROUPED_TARGET, GROUPED_GATED_TARGET) if problem.groups else (TARGET, GATED_TARGET)
     run = jax.ffi.ffi_call(targets[problem.gated], results)
-    out: jax.Array = run(*operands, **wire.attributes(choice.kernel.name, choice.config, problem))[0]
+    asked = replace(problem, arithmetic=choice.arithmetic)
+    out: jax.Array = run(*operands, **wire.attributes(choice.kernel.name, choice.config, asked))[0]
     return out
 
 

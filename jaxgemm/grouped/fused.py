@@ -25,7 +25,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxgemm import dtypes, rules
+from jaxgemm import dtypes
 from jaxgemm._jax_private import (
     check_for_nans,
     explicit_axes,
@@ -35,17 +35,18 @@ from jaxgemm._jax_private import (
     mapped_mesh_axes,
     needs_devices_while_lowering,
 )
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice
 from jaxgemm.epilogue import Epilogue, composed_type
 from jaxgemm.grouped import groups, partition
 from jaxgemm.grouped import launch as grouped_launch
-from jaxgemm.grouped.choose import problem
 from jaxgemm.grouped.composed import finish
 from jaxgemm.grouped.primitive import Form, grouped_p
+from jaxgemm.grouped.problem import problem
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.partition import Assignment, Division, vary_alike
 from jaxgemm.primitive import call
 from jaxgemm.problem import Problem
-from jaxgemm.select import Choice
 
 grouped_fused_p = Primitive("jaxgemm_grouped_fused")
 grouped_fused_p.def_impl(partial(xla.apply_primitive, grouped_fused_p))

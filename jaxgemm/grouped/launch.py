@@ -9,13 +9,16 @@ from typing import Any
 import jax
 
 from jaxgemm import precision as prec
-from jaxgemm import rules, symbolic
+from jaxgemm import symbolic
+from jaxgemm.choice import rules
+from jaxgemm.choice.grouped import Beside, choose
+from jaxgemm.choice.select import Choice
+from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.grouped import split
-from jaxgemm.grouped.choose import Beside, choose, dense_microseconds, problem
+from jaxgemm.grouped.problem import problem
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.primitive import call
 from jaxgemm.problem import Problem
-from jaxgemm.select import Choice
 
 
 def decide(platform: str, operands: Sequence[Any], params: dict[str, Any]) -> Choice:

@@ -43,6 +43,7 @@ from jaxgemm._jax_private import (
     needs_devices_while_lowering,
 )
 from jaxgemm.arguments import of_one_type
+from jaxgemm.choice.xla_times import together
 from jaxgemm.grouped import by_xla, partition, split
 from jaxgemm.grouped.launch import decide, launch, wanted
 from jaxgemm.kernels import UnsupportedError
@@ -223,7 +224,7 @@ def _as_batch(operands: Sequence[jax.Array], form: Form) -> bool:
     """Whether XLA computes a product of rows as one batch; where extents are symbols, it is not known."""
     lhs, rhs = operands[:2]
     extents = prod(form.batch(operands)), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
-    return all(isinstance(extent, int) for extent in extents) and by_xla.together(*extents)
+    return all(isinstance(extent, int) for extent in extents) and together(*extents)
 
 
 def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:

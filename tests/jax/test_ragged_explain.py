@@ -8,7 +8,8 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm import roofline, select
+from jaxgemm import roofline
+from jaxgemm.choice import select
 from jaxgemm.grouped import fused, launch, primitive
 from jaxgemm.grouped.report import describe
 from jaxgemm.kernels import find_kernel

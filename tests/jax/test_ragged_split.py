@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh, put
 
 import jaxgemm
+from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.grouped import arguments, split
-from jaxgemm.grouped.choose import dense_microseconds, problem
 from jaxgemm.grouped.primitive import Form, grouped_p
+from jaxgemm.grouped.problem import problem
 from jaxgemm.kernels import H200, find_kernel
 
 M, K, N, GROUPS = 37, 16, 24, 5

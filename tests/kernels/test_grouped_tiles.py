@@ -11,7 +11,7 @@ import pytest
 from group_cases import KINDS, Grouped, run
 
 import jaxgemm
-from jaxgemm.grouped.choose import choose
+from jaxgemm.choice.grouped import choose
 from jaxgemm.kernels import H200, device_for
 
 #: What is computed, and how many tiles and configurations there are for it.

@@ -339,7 +339,9 @@ def test_two_transposed_operands_have_no_tiles():
         ({"transposed": ints(0, 2)}, "attribute 'transposed': expected 2 integers (of a, of b), each 0 or 1"),
         ({"config": ints(1, 2)}, "got 2 values"),
         ({"config": None}, "attribute 'config': it is missing"),
-        ({"alpha": 1.0}, "expected 4 attributes, got 5"),
+        ({"arithmetic": None}, "attribute 'arithmetic': it is missing"),
+        ({"arithmetic": "exact"}, "attribute 'arithmetic': got 'exact', expected one of plain, tf32"),
+        ({"alpha": 1.0}, "expected 5 attributes, got 6"),
     ],
     ids=str,
 )
@@ -354,5 +356,7 @@ def test_a_type_or_a_device_without_the_form():
     assert "the device has 8.0" in checked([problem(8, 8, 8)], arch=80)[0]
     wrong = checked([problem(8, 8, 8, types=("float32",) * 3)])[0]
     assert wrong.startswith("kernel 'sm90' got float32 x float32 -> float32")
+    wrong = checked([problem(8, 8, 8)], arithmetic="tf32")[0]
+    assert wrong.endswith("bfloat16 x bfloat16 -> bfloat16 in the arithmetic 'plain', got 'tf32'")
     with pytest.raises(ValueError, match="expected the types of a, b and d"):
         ffi.check_many(wire.many_attributes("sm90", (), [problem(8, 8, 8)]), ["bfloat16"], H200.arch)

@@ -7,7 +7,6 @@ does any see that a tile or a type came to multiply the kernels that are built.
 
 import collections
 import io
-import re
 import sys
 import zipfile
 from pathlib import Path

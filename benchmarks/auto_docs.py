@@ -10,8 +10,8 @@ from jaxgemm import rules, rules_hopper
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
 from jaxgemm.kernels import H200, find_kernel
-from jaxgemm.primitive import Decision
 from jaxgemm.problem import Problem, plan
+from jaxgemm.products.kind import Decision
 from jaxgemm.roofline import KNOWN_DEVICES, floor
 from jaxgemm.rules import Question, Reason, Rule, Section
 from jaxgemm.select import Candidate, Choice, configuration

@@ -10,7 +10,7 @@ from jax import export, lax
 from jax.test_util import check_grads
 
 import jaxgemm
-from jaxgemm.grouped import by_xla, groups
+from jaxgemm.ragged import by_xla, groups
 
 M, K, N, GROUPS = 37, 16, 24, 5
 #: Sizes of five groups of 37 rows: all of them, some, too many, none, and numbers that count as 0.

@@ -9,9 +9,9 @@ from jax import lax
 
 import jaxgemm
 from jaxgemm import roofline, select
-from jaxgemm.grouped import fused, launch, primitive
-from jaxgemm.grouped.report import describe
 from jaxgemm.kernels import find_kernel
+from jaxgemm.ragged import fused, launch, primitive
+from jaxgemm.ragged.report import describe
 
 M, K, N, GROUPS = 512, 256, 384, 8
 HELD = jax.ShapeDtypeStruct((GROUPS,), jnp.int32)

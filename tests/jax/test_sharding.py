@@ -18,7 +18,7 @@ from meshes import assert_close, assert_no_more, mesh, put, traffic
 
 import jaxgemm
 from jaxgemm import select
-from jaxgemm.grouped import by_xla
+from jaxgemm.ragged import by_xla
 
 Product = Callable[..., jax.Array]
 

@@ -9,8 +9,8 @@ from calls import ATTRIBUTES, PROBLEM, K, M, N, array, call, ints, result
 from jaxgemm import wire
 from jaxgemm._runtime import ffi
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
-from jaxgemm.grouped import choose
 from jaxgemm.kernels import H200, UnsupportedError, find_kernel
+from jaxgemm.ragged import choose
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

@@ -13,9 +13,9 @@ import numpy as np
 from jaxgemm import precision as prec
 from jaxgemm import rules, xla_hopper
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.grouped import by_xla
 from jaxgemm.kernels import Device, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Groups, Matrix, Problem
+from jaxgemm.ragged import by_xla
 from jaxgemm.select import Choice, resolve
 
 
@@ -35,7 +35,7 @@ def problem(
 
     Args:
         lhs, rhs, sizes: anything with a shape and a dtype, as the primitive ``jaxgemm_grouped`` has them.
-        sums, transposed, held: as :class:`jaxgemm.grouped.primitive.Form` has them.
+        sums, transposed, held: as :class:`jaxgemm.ragged.product.Form` has them.
         out: type of the result.
         epilogue: a bias and an activation.
         gated: whether it is a pair of products.

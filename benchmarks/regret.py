@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxgemm.choice.select import Candidate, candidates
 from jaxgemm.kernels import Device, Kernel, default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, configurations, report
 from jaxgemm.measure.case import Case, make_inputs
 from jaxgemm.measure.configurations import LAUNCH, Product
 from jaxgemm.problem import Problem
-from jaxgemm.select import Candidate, candidates
 from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent

@@ -21,14 +21,14 @@ import jax
 
 import jaxgemm
 from jaxgemm import tuning
+from jaxgemm.choice.rules import CONTENDERS, Question, Side
+from jaxgemm.choice.rules_hopper import decide
+from jaxgemm.choice.select import candidates, check
+from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.kernels import default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
 from jaxgemm.problem import Problem
-from jaxgemm.rules import CONTENDERS, Question, Side
-from jaxgemm.rules_hopper import decide
-from jaxgemm.select import candidates, check
-from jaxgemm.xla_hopper import microseconds
 
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))

@@ -14,9 +14,9 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
+from jaxgemm.choice.select import configuration
 from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.kernels import find_kernel
-from jaxgemm.select import configuration
 
 Options = tuple[tuple[str, int], ...]
 

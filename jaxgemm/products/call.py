@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jaxgemm import wire
 from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, TARGET
+from jaxgemm.choice.select import Choice
 from jaxgemm.problem import Problem
-from jaxgemm.select import Choice
 
 #: Workspaces are so many bytes, or a multiple.
 _ALIGNMENT = 256

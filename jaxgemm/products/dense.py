@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
+from jaxgemm.choice.select import select
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
@@ -38,7 +39,6 @@ from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
 from jaxgemm.products.register import register
 from jaxgemm.products.transposes import read_through
 from jaxgemm.products.xla_product import padding, why_padded, xla_product
-from jaxgemm.select import select
 from jaxgemm.sharding.partition import Assignment, Division, Factors, Local, vary_alike
 
 #: The parameters that ``lax.dot_general`` has too.

@@ -22,7 +22,8 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import precision as prec
-from jaxgemm import rules
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice, select_gated
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import device_for
 from jaxgemm.problem import Matrix, Problem
@@ -32,7 +33,6 @@ from jaxgemm.products.call import call
 from jaxgemm.products.derivatives import Series, Terms, activated, series_of
 from jaxgemm.products.kind import Decision, Kind, Params, left_to_xla
 from jaxgemm.products.register import register
-from jaxgemm.select import Choice, select_gated
 from jaxgemm.sharding.partition import vary_alike
 
 

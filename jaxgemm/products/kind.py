@@ -33,8 +33,8 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
+from jaxgemm.choice.select import Choice
 from jaxgemm.problem import DimensionNumbers, Plan, Problem
-from jaxgemm.select import Choice
 
 Params = dict[str, Any]
 

@@ -23,9 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm import dtypes, rules, wire
+from jaxgemm import dtypes, wire
 from jaxgemm import precision as prec
 from jaxgemm._runtime import ffi
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import MAX_WORKSPACE, Choice, configuration
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
 from jaxgemm.problem import Matrix, Problem
@@ -35,7 +37,6 @@ from jaxgemm.products.call import call_list
 from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
 from jaxgemm.products.register import register
 from jaxgemm.products.transposes import read_through_all
-from jaxgemm.select import MAX_WORKSPACE, Choice, configuration
 from jaxgemm.sharding.partition import vary_alike
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm import roofline, rules
+from jaxgemm import roofline
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import INVARIANT_ROWS, Choice
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Kernel
 from jaxgemm.problem import Plan, Problem
 from jaxgemm.products.kind import Decision, Params
-from jaxgemm.select import INVARIANT_ROWS, Choice
 
 
 @dataclass(frozen=True)

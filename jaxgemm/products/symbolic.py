@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxgemm import rules
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice
 from jaxgemm.kernels import UnsupportedError
-from jaxgemm.select import Choice
 
 
 def extents(avals: Sequence[Any]) -> list[str]:
@@ -24,7 +24,7 @@ def choose(avals: Sequence[Any], *, kernel: str, batch_invariant: bool = False, 
 
     Args:
         avals: the operands, anything with a shape.
-        kernel, batch_invariant: as for :func:`jaxgemm.select.select`.
+        kernel, batch_invariant: as for :func:`jaxgemm.choice.select.select`.
         derived: whether differentiation made the product of one asked for by name, so that XLA's may stand in.
 
     Raises:

@@ -17,17 +17,6 @@ from jaxgemm.products.xla_product import xla_product
 from jaxgemm.ragged.groups import owner
 from jaxgemm.sharding.partition import vary_alike
 
-# A loop over groups copies each group's weights, which a batch of products takes from where they lie. But rows are
-# copied, and results made, for every group: so many numbers there may be, or one for so many of the weights.
-_MOST_COPIES = 1 << 24
-_WEIGHTS_OF_A_COPY = 4
-
-
-def together(outer: int, groups: int, m: int, k: int, n: int) -> bool:
-    """Whether a product of m rows with each of so many groups' weights is a batch, and no loop; ``outer`` of these."""
-    copies = outer * groups * m * (k + n)
-    return groups > 0 and copies <= max(_MOST_COPIES, groups * k * n // _WEIGHTS_OF_A_COPY)
-
 
 def rows(
     lhs: jax.Array,
@@ -46,7 +35,7 @@ def rows(
         rhs: shape (held, k, n), or (held, n, k) if ``transposed``.
         sizes, offset: as :func:`jaxgemm.ragged.groups.owner` takes them.
         transposed: whether k is the last axis of ``rhs``.
-        batch: whether it is a batch of products, as :func:`together` says, and no loop.
+        batch: whether it is a batch of products, as :func:`jaxgemm.choice.xla_times.together` says, and no loop.
         **product: as for :func:`jaxgemm.products.xla_product.xla_product`.
     """
     m, held, n = lhs.shape[0], rhs.shape[0], rhs.shape[1 if transposed else 2]

@@ -28,8 +28,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxgemm import dtypes, rules
+from jaxgemm import dtypes
 from jaxgemm._jax_private import mapped_mesh_axes
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice
 from jaxgemm.epilogue import Epilogue, composed_type
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.problem import Problem
@@ -40,12 +42,11 @@ from jaxgemm.products.kind import Decision, Kind, Params
 from jaxgemm.products.register import register
 from jaxgemm.ragged import by_xla, groups, partition
 from jaxgemm.ragged import launch as grouped_launch
-from jaxgemm.ragged.choose import problem
 from jaxgemm.ragged.composed import finish, of_rows
 from jaxgemm.ragged.form import Form
+from jaxgemm.ragged.problem import problem
 from jaxgemm.ragged.product import GROUPED, grouped_p
 from jaxgemm.ragged.report import describe
-from jaxgemm.select import Choice
 from jaxgemm.sharding.partition import Assignment, Division, vary_alike
 
 

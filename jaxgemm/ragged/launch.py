@@ -9,15 +9,17 @@ from typing import Any
 import jax
 
 from jaxgemm import precision as prec
-from jaxgemm import rules
+from jaxgemm.choice import rules
+from jaxgemm.choice.grouped import Beside, choose
+from jaxgemm.choice.select import Choice
+from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Problem
 from jaxgemm.products import symbolic
 from jaxgemm.products.call import call
 from jaxgemm.products.kind import Decision, Params, wanted
 from jaxgemm.ragged import parts
-from jaxgemm.ragged.choose import Beside, choose, dense_microseconds, problem
-from jaxgemm.select import Choice
+from jaxgemm.ragged.problem import problem
 
 
 def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:

@@ -25,15 +25,13 @@ import numpy as np
 from jax import lax
 
 from jaxgemm import precision as prec
+from jaxgemm.choice.xla_times import parts_microseconds
 from jaxgemm.kernels import Device
 
 WIDE, NARROW = np.dtype(np.float32), np.dtype(jnp.bfloat16)
 #: The types of results.
 RESULTS = frozenset({WIDE, NARROW, np.dtype(np.float16)})
 _MOST = float(jnp.finfo(NARROW).max)
-# At which part of a memory's bandwidth XLA makes parts and adds results up, and microseconds of all these launches.
-_BANDWIDTH = 0.75
-_LAUNCHES_US = 15.0
 
 
 class Parts(NamedTuple):
@@ -122,7 +120,7 @@ def microseconds(counts: Parts, operands: Sequence[Any], params: dict[str, Any],
     if not form.sums:
         results = *form.batch(operands), *form.shape(lhs.shape, rhs.shape)
         moved += prod(results) * WIDE.itemsize * (sum(taken) + 1)
-    return _LAUNCHES_US + moved / (_BANDWIDTH * device.bytes_per_us)
+    return parts_microseconds(moved, device)
 
 
 def _bytes(x: Any) -> int:

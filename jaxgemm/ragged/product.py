@@ -35,6 +35,7 @@ from jax.extend.core import Primitive
 
 from jaxgemm import dtypes
 from jaxgemm._jax_private import mapped_mesh_axes
+from jaxgemm.choice.xla_times import together
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products import dense
@@ -129,7 +130,7 @@ def _as_batch(operands: Sequence[jax.Array], form: Form) -> bool:
     """Whether XLA computes a product of rows as one batch; where extents are symbols, it is not known."""
     lhs, rhs = operands[:2]
     extents = prod(form.batch(operands)), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
-    return all(isinstance(extent, int) for extent in extents) and by_xla.together(*extents)
+    return all(isinstance(extent, int) for extent in extents) and together(*extents)
 
 
 def _dimensions(types: Sequence[Any], params: Params) -> DimensionNumbers:

@@ -17,10 +17,11 @@ from pairs import check_result, operands
 
 import jaxgemm
 from jaxgemm import precision as prec
+from jaxgemm.choice.select import Choice, candidates, check, select_gated
 from jaxgemm.kernels import H200, device_for, find_kernel
 from jaxgemm.problem import Matrix
 from jaxgemm.products import gated
-from jaxgemm.select import Choice, candidates, check, select_gated
+from jaxgemm.products.kind import Decision
 
 ROW = find_kernel("sm90")
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")

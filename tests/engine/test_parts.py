@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgemm
+from jaxgemm.choice.select import candidates
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure.case import Case
-from jaxgemm.select import candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

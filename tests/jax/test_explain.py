@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm import select
+from jaxgemm.choice import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
 from jaxgemm.problem import Problem, plan

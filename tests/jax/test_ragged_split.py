@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh, put
 
 import jaxgemm
+from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.ragged import arguments, parts
-from jaxgemm.ragged.choose import dense_microseconds, problem
 from jaxgemm.ragged.form import Form
+from jaxgemm.ragged.problem import problem
 from jaxgemm.ragged.product import grouped_p
 
 M, K, N, GROUPS = 37, 16, 24, 5
@@ -219,7 +220,7 @@ def lowered(function, *structs):
 @built
 def test_kernels_compute_gradients_of_float32_results():
     structs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8192, 1024), (GROUPS, 1024, 2048))]
-    for precision, parts in ((None, 2), ("highest", 3)):
+    for precision, count in ((None, 2), ("highest", 3)):
 
         def loss(x, w, precision=precision):
             z = jaxgemm.ragged_dot(x, w, SIZES, precision=precision, preferred_element_type=jnp.float32)
@@ -231,7 +232,7 @@ def test_kernels_compute_gradients_of_float32_results():
         assert first.decision.choice.why == "one launch for all groups"
         for found in derived:
             assert found.kernel == "sm90"
-            assert f"float32 as {parts} of bfloat16 each" in str(found)
+            assert f"float32 as {count} of bfloat16 each" in str(found)
             assert found.floor.unit == "16-bit tensor"
 
 

@@ -9,7 +9,8 @@ import jax
 import pytest
 
 import jaxgemm
-from jaxgemm import select, tuning
+from jaxgemm import tuning
+from jaxgemm.choice import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem, plan

@@ -8,9 +8,10 @@ from calls import ATTRIBUTES, PROBLEM, K, M, N, array, call, ints, result
 
 from jaxgemm import wire
 from jaxgemm._runtime import ffi
+from jaxgemm.choice.grouped import choose
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
 from jaxgemm.kernels import H200, UnsupportedError, find_kernel
-from jaxgemm.ragged import choose
+from jaxgemm.ragged.problem import problem as grouped_problem
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
@@ -96,7 +97,7 @@ def of_groups(m, k, n, *, sums=False, held=3, sizes=3, batch=(), dtype="bfloat16
     lhs, rhs = (*batch, m, k), (*batch, m, n) if sums else (held, k, n)
     given = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in (lhs, rhs)]
     sizes = jax.ShapeDtypeStruct((sizes,), jnp.int32)
-    return choose.problem(*given, sizes, sums=sums, transposed=False, held=held, out=dtype)
+    return grouped_problem(*given, sizes, sums=sums, transposed=False, held=held, out=dtype)
 
 
 OF_ITS_OWN = "a grouped product's sums are of rows, and each of its groups has weights of its own"
@@ -146,5 +147,5 @@ def test_attributes_of_groups(sums, changes, text):
 )
 def test_more_than_32_bits_count(problem, text):
     with pytest.raises(UnsupportedError) as refusal:
-        choose.choose(problem, H200, precision=None, kernel="sm90")
+        choose(problem, H200, precision=None, kernel="sm90")
     assert text in str(refusal.value)

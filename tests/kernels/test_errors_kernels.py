@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm import precision, select
+from jaxgemm import precision
+from jaxgemm.choice import select
 from jaxgemm.kernels import Device, find_kernel
 
 A, B = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)

@@ -11,8 +11,8 @@ import pytest
 from group_cases import KINDS, Grouped, run
 
 import jaxgemm
+from jaxgemm.choice.grouped import choose
 from jaxgemm.kernels import H200, device_for
-from jaxgemm.ragged.choose import choose
 
 #: What is computed, and how many tiles and configurations there are for it.
 VARIANTS = {

@@ -7,7 +7,7 @@ import pytest
 from calls import ATTRIBUTES, K, M, N, array, call, ints, result
 
 import jaxgemm
-from jaxgemm import select
+from jaxgemm.choice import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Matrix, Problem

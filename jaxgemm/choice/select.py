@@ -1,7 +1,7 @@
 """Which kernel runs a problem: a pure function of the problem, its precision and the device.
 
-``auto`` takes what jaxgemm/tuning holds for this very product on this device, or else what jaxgemm/rules.py and
-jaxgemm/rules_hopper.py say: XLA's product, or the one of our kernels whose cost model expects the least time.
+``auto`` takes what jaxgemm/tuning holds for this very product on this device, or else what jaxgemm/choice/rules.py
+and rules_hopper.py say: XLA's product, or the one of our kernels whose cost model expects the least time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm import rules, rules_hopper, tuning, wire, xla_hopper
+from jaxgemm import tuning, wire
 from jaxgemm._runtime import ffi
+from jaxgemm.choice import rules, rules_hopper, xla_times
+from jaxgemm.choice.rules import CONTENDERS, Question, Reason, Side
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
-from jaxgemm.rules import CONTENDERS, Question, Reason, Side
 
 #: The largest workspace a kernel may ask XLA for, in bytes.
 MAX_WORKSPACE = 1 << 30
@@ -228,17 +229,14 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
 #: One launch is taken if it expects to take up to this many times what two products should, as it needs no memory for
 #: their results.
 _ONE_LAUNCH_MARGIN = 1.02
-#: The kernel that makes a gated pair's result of its two products: its least time, and the bytes that it moves.
-_COMBINING_US, _COMBINING_BYTES_PER_US = 2.0, 4e6
 
 
 def _composed(problem: Problem, device: Device) -> float:
     """Microseconds that a gated pair should take as two products, be they XLA's or ours, and what follows them."""
     single = replace(problem, epilogue=Epilogue(), gated=False)
-    best, theirs = contender(single, device), xla_hopper.microseconds(single)
+    best, theirs = contender(single, device), xla_times.microseconds(single)
     product = min(_expected(best) if isinstance(best, Choice) else math.inf, math.inf if theirs is None else theirs)
-    results = problem.m * problem.n * np.dtype(jnp.dtype(problem.dtypes[2])).itemsize
-    return 2 * product + _COMBINING_US + 3 * results / _COMBINING_BYTES_PER_US  # two are read and one is written
+    return 2 * product + xla_times.combining_microseconds(problem)
 
 
 @lru_cache(maxsize=4096)
@@ -274,7 +272,7 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
     question = Question(problem, device, precision)
     if fact := rules.first([rules.FACTS], question):
         return _xla(fact, fact.sentence(question))
-    best, theirs = contender(problem, device), xla_hopper.microseconds(problem)
+    best, theirs = contender(problem, device), xla_times.microseconds(problem)
     if known := tuning.find(device.name, tuning.Key.of(problem)):
         why = _measured(known, problem)
         if known.measured.kernel != "xla":
@@ -310,7 +308,7 @@ def contender(problem: Problem, device: Device) -> Choice | str:
 def _theirs(problem: Problem, device: Device, precision: prec.Precision) -> float | None:
     """The microseconds that XLA's product should take, if that is modelled for this device and precision."""
     modelled = rules.first([rules.FACTS], Question(problem, device, precision)) is None
-    return xla_hopper.microseconds(problem) if modelled else None
+    return xla_times.microseconds(problem) if modelled else None
 
 
 def _expected(choice: Choice) -> float:

@@ -7,8 +7,8 @@ in or changes without what benchmarks/choices.py says before and after.
 
 from __future__ import annotations
 
-from jaxgemm.rules import Question, Rule, Section, Side, first
-from jaxgemm.xla_hopper import PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds
+from jaxgemm.choice.rules import Question, Rule, Section, Side, first
+from jaxgemm.choice.xla_times import BATCH_AHEAD, PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds
 
 _SURVEY, _SMALL, _PITCHES = "nvidia-h200/survey.json", "nvidia-h200/small.json", "nvidia-h200/pitches.json"
 _16BIT, _PROGRAMS, _SGEMM = "nvidia-h200/16bit.json", "nvidia-h200/programs.json", "nvidia-h200/sgemm.json"
@@ -91,9 +91,6 @@ SMALL_BATCH_K = 80
 #: From this time on, sums of this length are long enough for that.
 MIDDLE_BATCH_US = 4.0
 MIDDLE_BATCH_K = 48
-#: By how much XLA's product of a batch is faster than ours where it copies operands first, as a share of our time; the
-#: copies come on top.
-BATCH_AHEAD = 0.08
 
 BATCHES = Section(
     "16-bit, aligned rows, batches",

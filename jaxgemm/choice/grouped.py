@@ -2,67 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm import rules, xla_hopper
-from jaxgemm.epilogue import Epilogue
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice, resolve
+from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import Device, UnsupportedError, find_kernel, kernels
-from jaxgemm.problem import Groups, Matrix, Problem
-from jaxgemm.ragged import by_xla
-from jaxgemm.select import Choice, resolve
-
-
-def problem(
-    lhs: Any,
-    rhs: Any,
-    sizes: Any,
-    *,
-    sums: bool,
-    transposed: bool,
-    held: int,
-    out: Any,
-    epilogue: Epilogue | None = None,
-    gated: bool = False,
-) -> Problem:
-    """The problem of a grouped product.
-
-    Args:
-        lhs, rhs, sizes: anything with a shape and a dtype, as the primitive ``jaxgemm_grouped`` has them.
-        sums, transposed, held: as :class:`jaxgemm.ragged.product.Form` has them.
-        out: type of the result.
-        epilogue: a bias and an activation.
-        gated: whether it is a pair of products.
-    """
-    outer = next((x.shape[0] for x, rank in ((lhs, 2), (rhs, 2 if sums else 3), (sizes, 1)) if len(x.shape) > rank), 1)
-    rows, k = lhs.shape[-2:]
-    n = rhs.shape[-2 if transposed else -1]
-    step = 0 if len(lhs.shape) == 2 else rows * k
-    a = Matrix(sums, max(k, 1), (step, 0))
-    if sums:
-        b = Matrix(False, max(n, 1), (0 if len(rhs.shape) == 2 else rows * n, 0))
-    else:
-        each = k * n
-        b = Matrix(transposed, max(k if transposed else n, 1), (0 if len(rhs.shape) == 3 else held * each, each))
-    return Problem(
-        m=k if sums else rows,
-        n=n,
-        k=rows if sums else k,
-        batch=(outer, held),
-        a=a,
-        b=b,
-        dtypes=(np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, np.dtype(out).name),
-        epilogue=epilogue or Epilogue(),
-        gated=gated,
-        groups=Groups(sums, sizes.shape[-1], len(sizes.shape) > 1),
-    )
-
+from jaxgemm.problem import Problem
 
 #: By device and kernel: the microseconds that its call takes beside its launch, and those of XLA's products instead;
 #: None: these are not modelled.
@@ -130,34 +81,3 @@ def _weighed(found: Choice, *, by_name: bool, batch_invariant: bool) -> Choice:
         return replace(found, rule=rules.GROUPED_ONE_LAUNCH.name, why=f"one launch for all groups{expected}")
     why = f"one launch expects {ours:.0f} us, dense products should take {theirs:.0f}"
     return replace(found, kernel=None, config=(), workspace=0, considered=(), rule=rules.GROUPED_DENSE.name, why=why)
-
-
-#: Of XLA's products of float32: operations each microsecond, in TF32 (about what benchmarks/results/nvidia-h200/
-#: grouped.json has of 8 large groups) and at full precision; and microseconds of all launches of one group.
-_TF32_PER_US, _FP32_PER_US = 4e8, 5e7
-_GROUP_US = 10.0
-
-
-def dense_microseconds(problem: Problem, device: Device, *, full: bool = False) -> float | None:
-    """What XLA's dense products should take, of all rows by each group's weights; None where that is not modelled.
-
-    ``full``: whether those of float32 are at full precision.
-    """
-    if problem.dtypes[0] == "float32":
-        return _float32_microseconds(problem, device, _FP32_PER_US if full else _TF32_PER_US)
-    dense = replace(problem, batch=(problem.batch[0], 1), epilogue=Epilogue(), gated=False, groups=None)
-    one = xla_hopper.microseconds(dense)
-    return None if one is None else (1 + problem.gated) * math.ceil(problem.batch[1]) * one
-
-
-def _float32_microseconds(problem: Problem, device: Device, per_us: float) -> float:
-    """A batch takes as long as memory or arithmetic; a loop over groups as both, and it copies weights first."""
-    outer, groups = problem.batch
-    m, n, k = problem.m, problem.n, problem.k
-    multiply = 2 * m * n * k / per_us
-    bandwidth = device.bytes_per_us
-    assert problem.groups is not None
-    if not problem.groups.sums and by_xla.together(outer, math.ceil(groups), m, k, n):
-        return _GROUP_US + outer * groups * max(multiply, 4 * (2 * m * k + k * n + 2 * m * n) / bandwidth)
-    copies = 4 * (m * k + 3 * k * n + 3 * m * n) / bandwidth
-    return groups * (_GROUP_US + outer * (multiply + copies))

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
+from jaxgemm.choice.xla_times import CHEAP_ACTIVATIONS, unaligned
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem
-from jaxgemm.xla_hopper import CHEAP_ACTIVATIONS, unaligned
 
 
 class Contenders(NamedTuple):

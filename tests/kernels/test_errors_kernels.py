@@ -87,7 +87,7 @@ def test_a_named_kernel_for_a_platform_without_kernels():
 
 def _device(monkeypatch, arch):
     device = lambda platform: Device(platform, "a device", arch, 20)  # noqa: E731
-    monkeypatch.setattr("jaxgemm.primitive.device_for", device)
+    monkeypatch.setattr("jaxgemm.products.dense.device_for", device)
 
 
 @needs_cuda

@@ -2,7 +2,8 @@
 
 Sharded columns, and rows that are not contracted, need no communication: a device works out the sizes of the parts of
 groups that it has. Weights sharded over their groups stay where they are: a device computes the rows of its groups, and
-those of others as zeros, which one psum adds up. A contracted axis is as in jaxgemm/partition.py, which chooses.
+those of others as zeros, which one psum adds up. A contracted axis is as in jaxgemm/sharding/partition.py, which
+chooses.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm._jax_private import explicit_axes
-from jaxgemm.grouped import groups
-from jaxgemm.partition import Assignment, Division, Factors, vary_alike
-
-if TYPE_CHECKING:
-    from jaxgemm.grouped.primitive import Form
+from jaxgemm.ragged import groups
+from jaxgemm.ragged.form import Form
+from jaxgemm.sharding.partition import Assignment, Division, Factors, vary_alike
 
 #: (lhs, rhs, sizes, offset, form=, **params) -> result, on one device.
 Local = Callable[..., jax.Array]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import precision as prec
-from jaxgemm.arguments import as_array, canonical_dtype, check_activation, gives_way, weakly_typed
-from jaxgemm.grouped import arguments
-from jaxgemm.grouped.fused import grouped_fused_p
-from jaxgemm.partition import vary_alike
+from jaxgemm.products.arguments import check_activation, float_operands, float_result, weakly_typed
+from jaxgemm.ragged import arguments
+from jaxgemm.ragged.fused import grouped_fused_p
+from jaxgemm.sharding.partition import vary_alike
 
 
 def ragged_gated(
@@ -55,18 +53,9 @@ def ragged_gated(
         TypeError, ValueError, UnsupportedError: as for :func:`jaxgemm.ragged_dot`; TypeError for operands or a result
             that are not floating-point.
     """
-    named = {"lhs": lhs, "w_gate": w_gate, "w_up": w_up}
-    arrays = [as_array(f"ragged_gated: {name}", value) for name, value in named.items()]
-    weak = preferred_element_type is None and all(map(gives_way, arrays))
-    dtype = jnp.result_type(*arrays)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        names = ", ".join(v.dtype.name for v in arrays)
-        raise TypeError(f"ragged_gated: expected floating-point operands, got {names}")
-    x, gate, up = (v.astype(dtype) for v in arrays)  # without weakness, which composed products lose
+    (x, gate, up), weak = float_operands("ragged_gated", lhs=lhs, w_gate=w_gate, w_up=w_up)
     _check_shapes(x, gate, up)
-    out = np.dtype(dtype) if preferred_element_type is None else canonical_dtype(preferred_element_type)
-    if not jnp.issubdtype(out, jnp.floating):
-        raise TypeError(f"ragged_gated: preferred_element_type must be a floating-point type, got {out.name}")
+    out = float_result("ragged_gated: preferred_element_type", preferred_element_type, x.dtype)
     where = arguments.where("ragged_gated", group_sizes, group_offset, gate.shape[0])
     check_activation("ragged_gated", activation)
     target = arguments.target(out_sharding)
@@ -77,7 +66,7 @@ def ragged_gated(
     result: jax.Array = grouped_fused_p.bind(*operands, activation=activation, gated=True, has_bias=False, **params)
     if out_sharding is not None and target is None:
         result = jax.sharding.reshard(result, out_sharding)
-    return weakly_typed(result) if weak else result
+    return weakly_typed(result) if weak and preferred_element_type is None else result
 
 
 def _check_shapes(x: jax.Array, gate: jax.Array, up: jax.Array) -> None:

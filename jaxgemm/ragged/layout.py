@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgemm.grouped import groups
-from jaxgemm.grouped.primitive import Form
+from jaxgemm.ragged import groups
+from jaxgemm.ragged.form import Form
 
 #: (form, lhs, rhs, sizes) -> result, as the primitive takes them
 Bind = Callable[[Form, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -45,8 +45,8 @@ class Axes:
         return x.reshape(shape)
 
 
-def split(axes: Sequence[int], ragged: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those before the ragged one, and those after it."""
+def around(axes: Sequence[int], ragged: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes before the ragged one, and those after it."""
     at = list(axes).index(ragged)
     return tuple(axes[:at]), tuple(axes[at + 1 :])
 
@@ -55,7 +55,7 @@ def rows(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: 
     """Of a ragged axis that is free: each row times its group's weights."""
     (lc, rc), (lb, rb) = numbers.dot_dimension_numbers
     (ragged,), (group,) = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
-    before, after = split([i for i in range(lhs.ndim) if i not in lb and i not in lc], ragged)
+    before, after = around([i for i in range(lhs.ndim) if i not in lb and i not in lc], ragged)
     axes = Axes(lb, before, (ragged,), after, lc)
     columns = tuple(i for i in range(rhs.ndim) if i not in rb and i not in rc and i != group)
     # Weights lie as they are where their last axes are all contracted, or none is.

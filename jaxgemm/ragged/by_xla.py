@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgemm.grouped.groups import owner
-from jaxgemm.partition import vary_alike
-from jaxgemm.xla_product import xla_product
+from jaxgemm.products.xla_product import xla_product
+from jaxgemm.ragged.groups import owner
+from jaxgemm.sharding.partition import vary_alike
 
 
 def rows(
@@ -33,10 +33,10 @@ def rows(
     Args:
         lhs: shape (m, k).
         rhs: shape (held, k, n), or (held, n, k) if ``transposed``.
-        sizes, offset: as :func:`jaxgemm.grouped.groups.owner` takes them.
+        sizes, offset: as :func:`jaxgemm.ragged.groups.owner` takes them.
         transposed: whether k is the last axis of ``rhs``.
         batch: whether it is a batch of products, as :func:`jaxgemm.choice.xla_times.together` says, and no loop.
-        **product: as for :func:`jaxgemm.xla_product.xla_product`.
+        **product: as for :func:`jaxgemm.products.xla_product.xla_product`.
     """
     m, held, n = lhs.shape[0], rhs.shape[0], rhs.shape[1 if transposed else 2]
     mine = owner(sizes, offset, m, held)[:, None]
@@ -69,9 +69,9 @@ def sums(
     Args:
         lhs: shape (m, k).
         rhs: shape (m, n).
-        sizes, offset: as :func:`jaxgemm.grouped.groups.owner` takes them.
+        sizes, offset: as :func:`jaxgemm.ragged.groups.owner` takes them.
         held: of how many groups, from ``offset`` on.
-        **product: as for :func:`jaxgemm.xla_product.xla_product`.
+        **product: as for :func:`jaxgemm.products.xla_product.xla_product`.
 
     Returns:
         Shape (held, k, n).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,34 +11,24 @@ import numpy as np
 from jaxgemm import precision as prec
 from jaxgemm import roofline
 from jaxgemm.dtypes import ELEMENT_TYPES
-from jaxgemm.grouped import split
-from jaxgemm.grouped.primitive import Form
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.products.kind import Decision, Params
+from jaxgemm.products.report import Product, operands_of
+from jaxgemm.ragged import parts
+from jaxgemm.ragged.form import Form
 
 
-@dataclass(frozen=True)
-class Description:
-    """A grouped product, without what computes it.
-
-    Attributes:
-        operands: "float32[64,16] x float32[8,16,24]"; of a gated pair "... x (..., ...)".
-        result: element type of the product.
-        problem: "rows of 8 groups: m 64, n 24, k 16, layout NN"; of sums, k is the length of all groups' together.
-        floor: the least time the device needs for it, None where the device's rates are not known.
-    """
-
-    operands: str
-    result: str
-    problem: str
-    floor: roofline.Floor | None
-
-
-def describe(avals: Sequence[Any], params: dict[str, Any], limits: roofline.DeviceLimits | None) -> Description:
-    """The description of a product, or of both of a gated pair.
+def describe(
+    avals: Sequence[Any], params: Params, limits: roofline.DeviceLimits | None, decision: Decision, after: Epilogue
+) -> Product:
+    """A product, or both of a gated pair.
 
     Args:
         avals: of the operands of ``jaxgemm_grouped`` or ``jaxgemm_grouped_fused``, anything with shape and dtype.
         params: the primitive's.
         limits: of the device; None: they are not known.
+        decision: what computes it.
+        after: what follows it.
     """
     weights = 1 + params.get("gated", False)
     lhs, rhs = avals[:2]
@@ -59,9 +48,8 @@ def describe(avals: Sequence[Any], params: dict[str, Any], limits: roofline.Devi
         text += f", layout {'NT' if form.transposed else 'NN'}"
     result = np.dtype(params["preferred_element_type"])
     floor = None if limits is None else _floor(lhs, rhs, result, batch or 1, weights, form, params["precision"], limits)
-    left, *right = (f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in avals[: 1 + weights])
-    operands = f"{left} x {right[0] if weights == 1 else f'({right[0]}, {right[1]})'}"
-    return Description(operands, result.name, text, floor)
+    operands = operands_of(avals[: 1 + weights])
+    return Product(operands, result.name, decision, after, params["precision"], floor, groups=text)
 
 
 def _floor(
@@ -86,11 +74,11 @@ def _floor(
         # A batch may have weights of its own; without, all of it together has so many rows.
         read = read // max(form.held, 1) * min(form.held, m if len(rhs.shape) > 3 else rows)
     elements = prod(lhs.shape), weights * read, batch * prod(out)
-    parts = split.of((lhs, rhs), {"form": form, "precision": precision, "preferred_element_type": result})
+    found = parts.of((lhs, rhs), {"form": form, "precision": precision, "preferred_element_type": result})
     return roofline.least(
         2.0 * weights * batch * m * k * out[-1],
         sum(count * ELEMENT_TYPES[name].bytes for count, name in zip(elements, names, strict=True)),
         limits=limits,
-        a=split.NARROW.name if parts and 1 in parts else names[0],  # of two wide ones, TF32 would be faster
+        a=parts.NARROW.name if found and 1 in found else names[0],  # of two wide ones, TF32 would be faster
         precision="highest" if prec.wants_full_fp32(precision) else "default",
     )

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
-from jaxgemm.arguments import (
+from jaxgemm.products.arguments import (
     as_bias,
     canonical_dtype,
     check_activation_of,
@@ -22,10 +22,11 @@ from jaxgemm.arguments import (
     promoted_pair,
     weakly_typed,
 )
-from jaxgemm.grouped import arguments, layout
-from jaxgemm.grouped.fused import grouped_fused_p
-from jaxgemm.grouped.primitive import Form, grouped_p
-from jaxgemm.partition import vary_alike
+from jaxgemm.ragged import arguments, layout
+from jaxgemm.ragged.form import Form
+from jaxgemm.ragged.fused import grouped_fused_p
+from jaxgemm.ragged.product import grouped_p
+from jaxgemm.sharding.partition import vary_alike
 
 
 def ragged_dot(

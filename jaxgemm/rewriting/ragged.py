@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from jaxgemm import precision as prec
-from jaxgemm.grouped.api import ragged_dot_general
-from jaxgemm.xla_product import pad, padding
+from jaxgemm.products.xla_product import pad, padding
+from jaxgemm.ragged.api import ragged_dot_general
 
 
 def as_grouped(eqn: Any, *, kernel: str, precision: prec.Precision) -> Any:

@@ -34,7 +34,7 @@ RESULTS = frozenset({WIDE, NARROW, np.dtype(np.float16)})
 _MOST = float(jnp.finfo(NARROW).max)
 
 
-class Split(NamedTuple):
+class Parts(NamedTuple):
     """How many parts a number of each operand has; 1: it is bfloat16 already."""
 
     lhs: int
@@ -49,10 +49,10 @@ class Split(NamedTuple):
         return f"float32 as {max(self)} of bfloat16 each"
 
 
-def of(operands: Sequence[Any], params: dict[str, Any]) -> Split | None:
-    """How a ``jaxgemm_grouped`` of operands with these types is split; None: it is not.
+def of(operands: Sequence[Any], params: dict[str, Any]) -> Parts | None:
+    """The parts of a ``jaxgemm_grouped`` of operands with these types; None: it is not made of parts.
 
-    A result of another type, wider or of integers, is not made of parts. Two operands of float32 are not split where
+    A result of another type, wider or of integers, is not made of parts. Two operands of float32 are not, where
     full precision is asked for: sums of so many products of parts would not keep it.
     """
     types = tuple(np.dtype(x.dtype) for x in operands[:2])
@@ -60,7 +60,7 @@ def of(operands: Sequence[Any], params: dict[str, Any]) -> Split | None:
     known = WIDE in types and {*types} <= {WIDE, NARROW} and np.dtype(params["preferred_element_type"]) in RESULTS
     if not known or prec.is_algorithm(params["precision"]) or (full and types == (WIDE, WIDE)):
         return None
-    return Split(*(1 if dtype == NARROW else 3 if full else 2 for dtype in types))
+    return Parts(*(1 if dtype == NARROW else 3 if full else 2 for dtype in types))
 
 
 def result_params(params: dict[str, Any]) -> dict[str, Any]:
@@ -68,40 +68,40 @@ def result_params(params: dict[str, Any]) -> dict[str, Any]:
     return params if params["form"].sums else dict(params, preferred_element_type=WIDE)
 
 
-def types(split: Split, operands: Sequence[Any], params: dict[str, Any]) -> list[list[Any]]:
+def types(counts: Parts, operands: Sequence[Any], params: dict[str, Any]) -> list[list[Any]]:
     """The types of what :func:`products` makes of operands with these types."""
     lhs, rhs, *where = operands
-    counts = split.with_rhs
+    taken = counts.with_rhs
     if params["form"].sums:
-        return [[*(_rows(x, sum(counts)) for x in (lhs, rhs)), *where]]
-    return [[_rows(lhs, count), jax.ShapeDtypeStruct(rhs.shape, NARROW), *where] for count in counts]
+        return [[*(_rows(x, sum(taken)) for x in (lhs, rhs)), *where]]
+    return [[_rows(lhs, count), jax.ShapeDtypeStruct(rhs.shape, NARROW), *where] for count in taken]
 
 
 def _rows(x: Any, times: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-2] * times, x.shape[-1]), NARROW)
 
 
-def products(split: Split, operands: Sequence[jax.Array], params: dict[str, Any]) -> list[list[jax.Array]]:
+def products(counts: Parts, operands: Sequence[jax.Array], params: dict[str, Any]) -> list[list[jax.Array]]:
     """The operands of each product of bfloat16."""
     lhs, rhs, sizes, offset = operands
-    x, y = _parts(lhs, split.lhs), _parts(rhs, split.rhs)
+    x, y = _parts(lhs, counts.lhs), _parts(rhs, counts.rhs)
     sizes = jnp.clip(sizes, 0, lhs.shape[-2])
-    counts = split.with_rhs
+    taken = counts.with_rhs
     if not params["form"].sums:
-        return [[_beside(x[:n]), part, sizes * n, offset] for n, part in zip(counts, y, strict=True)]
+        return [[_beside(x[:n]), part, sizes * n, offset] for n, part in zip(taken, y, strict=True)]
     # Only first parts meet infinity and NaN, as here nothing can be left out afterwards.
-    pairs = [(i, j) for j, count in enumerate(counts) for i in range(count)]
+    pairs = [(i, j) for j, count in enumerate(taken) for i in range(count)]
     left = [_finite(x[i]) if j else x[i] for i, j in pairs]
     right = [_finite(y[j]) if i else y[j] for i, j in pairs]
     return [[_beside(left), _beside(right), sizes * len(pairs), offset]]
 
 
-def joined(split: Split, results: Sequence[jax.Array], params: dict[str, Any]) -> jax.Array:
+def joined(counts: Parts, results: Sequence[jax.Array], params: dict[str, Any]) -> jax.Array:
     """The result, out of those of the products of bfloat16."""
     if params["form"].sums:
         return results[0]
     found = []
-    for z, count in zip(results, split.with_rhs, strict=True):
+    for z, count in zip(results, counts.with_rhs, strict=True):
         *batch, rows, width = z.shape
         each = z.reshape(*batch, rows // count, count, width)
         found += [each[..., i, :] for i in range(count)]
@@ -109,17 +109,17 @@ def joined(split: Split, results: Sequence[jax.Array], params: dict[str, Any]) -
     return (first + sum(map(_finite, others))).astype(params["preferred_element_type"])
 
 
-def microseconds(split: Split, operands: Sequence[Any], params: dict[str, Any], device: Device) -> float:
+def microseconds(counts: Parts, operands: Sequence[Any], params: dict[str, Any], device: Device) -> float:
     """What it should take to make the parts, and to add up results where that is apart."""
     lhs, rhs = operands[:2]
-    form, counts = params["form"], split.with_rhs
-    made = types(split, operands, params)
+    form, taken = params["form"], counts.with_rhs
+    made = types(counts, operands, params)
     moved = _bytes(lhs) + sum(_bytes(given[0]) for given in made)
-    if split.rhs > 1 or form.sums:
+    if counts.rhs > 1 or form.sums:
         moved += _bytes(rhs) + sum(_bytes(given[1]) for given in made)
     if not form.sums:
         results = *form.batch(operands), *form.shape(lhs.shape, rhs.shape)
-        moved += prod(results) * WIDE.itemsize * (sum(counts) + 1)
+        moved += prod(results) * WIDE.itemsize * (sum(taken) + 1)
     return parts_microseconds(moved, device)
 
 

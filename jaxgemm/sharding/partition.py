@@ -23,7 +23,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm._jax_private import varying_axes
-from jaxgemm.epilogue import Epilogue, apply
+from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 
 #: (lhs, rhs, *extra, **params) -> result, on one device.
@@ -226,22 +226,6 @@ def _moved(
     return cost + change(shapes[2], plan.out_axes(), specs[2])
 
 
-def on_shards(local: Local, plan: Assignment, *operands: jax.Array, **params: Any) -> jax.Array:
-    """The product of one device's shards, then what adds the devices' partial sums up, then the epilogue."""
-    epilogue: Epilogue = params["epilogue"]
-    params = dict(params, out_sharding=None)
-    if not plan.is_partial():
-        return local(*operands, **params)
-    lhs, rhs, *extra = operands
-    out_dtype = np.dtype(params["preferred_element_type"])
-    # Partial sums are exchanged in the result's type: as many bytes as jnp.dot exchanges.
-    x = plan.added_up(local(lhs, rhs, **dict(params, epilogue=epilogue.scaling())))
-    if epilogue.is_scaling:
-        return x
-    c, bias = epilogue.split(extra)
-    return apply(epilogue.after_scaling(), x, c, bias, out_dtype)
-
-
 def _mesh_axes(sharding: Any, rank: int) -> Spec:
     parts = [() if p is None else (p,) if isinstance(p, str) else tuple(p) for p in sharding.spec]
     return tuple(parts + [()] * (rank - len(parts)))
@@ -337,25 +321,3 @@ def _off_mesh(function: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
     """
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return function(*arguments)
-
-
-def division(local: Local, lhs_rank: int, rhs_rank: int, **params: Any) -> Division:
-    """Of a dense product with an epilogue, which ``local`` computes on one device."""
-    factors = Factors.of(params["dimension_numbers"], lhs_rank, rhs_rank)
-    names = factors.operands(params["epilogue"])
-
-    def specs(plan: Assignment) -> list[PartitionSpec]:
-        out = plan.out_spec()  # c and bias are added to the sum, and so sharded as the result is
-        return [*map(plan.spec, names[:2]), *(PartitionSpec(*out[len(out) - len(n) :]) for n in names[2:])]
-
-    return Division(factors, names, specs, partial(local, **params), partial(on_shards, local, **params))
-
-
-def automatic(local: Local, *operands: jax.Array, **params: Any) -> jax.Array:
-    """A dense product that XLA's partitioner divides."""
-    return division(local, operands[0].ndim, operands[1].ndim, **params).automatic(*operands)
-
-
-def explicit(local: Local, target: Any, *operands: jax.Array, **params: Any) -> jax.Array:
-    """A dense product whose operands' types say how they are sharded; ``target`` is the result's type."""
-    return division(local, operands[0].ndim, operands[1].ndim, **params).explicit(target, *operands)

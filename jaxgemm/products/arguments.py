@@ -204,6 +204,33 @@ def no_epilogue_of_booleans(function: str, *given: bool) -> None:
         )
 
 
+def float_operands(function: str, **named: ArrayLike) -> tuple[list[jax.Array], bool]:
+    """The operands as arrays of one floating-point type, and whether jnp's product of them is weakly typed."""
+    arrays = [as_array(f"{function}: {name}", value) for name, value in named.items()]
+    dtype = jnp.result_type(*arrays)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        names = ", ".join(x.dtype.name for x in arrays)
+        raise TypeError(f"{function}: expected floating-point operands, got {names}")
+    # Without weakness, which composed products lose.
+    return [x.astype(dtype) for x in arrays], all(map(gives_way, arrays))
+
+
+def float_result(name: str, given: DTypeLike | None, operands: np.dtype) -> np.dtype:
+    """The type of a result, by default that of the operands; TypeError if it is no floating-point type."""
+    out = np.dtype(operands) if given is None else canonical_dtype(given)
+    if not jnp.issubdtype(out, jnp.floating):
+        raise TypeError(f"{name} must be a floating-point type, got {out.name}")
+    return out
+
+
+def check_kernel(kernel: str, batch_invariant: bool = False, *, products: str = "product does") -> None:
+    """ValueError for a kernel that there is not, or for XLA's ``products`` where they are to be batch-invariant."""
+    if kernel not in ("auto", "xla"):
+        find_kernel(kernel)
+    if kernel == "xla" and batch_invariant:
+        raise ValueError(f"batch_invariant: XLA's {products} not promise it, got kernel='xla'")
+
+
 def option_pairs(kernel: str, given: dict[str, Any], function: str = "gemm") -> Options:
     """The options as sorted (name, value) pairs; a tuple value is spread over options named ``tile_m`` etc.
 

@@ -12,9 +12,8 @@ from jax.typing import ArrayLike
 
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
-from jaxgemm.arguments import as_array
-from jaxgemm.grouped import groups
-from jaxgemm.kernels import find_kernel
+from jaxgemm.products.arguments import as_array, check_kernel
+from jaxgemm.ragged import groups
 
 
 def where(function: str, sizes: ArrayLike, offset: ArrayLike | None, held: int) -> tuple[jax.Array, jax.Array]:
@@ -69,10 +68,7 @@ def parameters(
     Raises:
         ValueError: there is no kernel of that name, or XLA's products are to be batch-invariant.
     """
-    if kernel not in ("auto", "xla"):
-        find_kernel(kernel)
-    if kernel == "xla" and batch_invariant:
-        raise ValueError("batch_invariant: XLA's products do not promise it, got kernel='xla'")
+    check_kernel(kernel, batch_invariant, products="products do")
     return {
         "precision": prec.canonical(precision),
         "preferred_element_type": np.dtype(out),

@@ -21,7 +21,7 @@ from jax.extend.core import Jaxpr, Literal, primitives
 from jaxgemm import dtypes
 from jaxgemm._jax_private import explicit_axes, same_settings
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
-from jaxgemm.transposes import traced_order
+from jaxgemm.products.transposes import traced_order
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,17 @@
 On Hopper 16-bit products share a launch. Everywhere else, and in programs on several devices, each is an ordinary
 product. The primitive's products are all ``a b``, ``a b^T`` or ``a^T b``, and the derivatives of each of these are of
 the same three forms, so that backward passes share launches as well.
+
+Operands are a_0, a_1, ..., then b_0, b_1, ..., and there is a result for each pair. Parameters, besides those of every
+kind but ``batch_invariant``:
+
+    transposed   whether all a are (k, m), and all b (n, k)
+    options      (name, value) pairs of a kernel's options
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,41 +21,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm import dtypes, symbolic, wire
+from jaxgemm import dtypes, wire
 from jaxgemm import precision as prec
-from jaxgemm._jax_private import (
-    check_for_nans,
-    device_count,
-    explicit_axes,
-    is_partitioned,
-    is_partly_manual,
-    needs_devices_while_lowering,
-)
-from jaxgemm._runtime import MANY_TARGET, ffi
-from jaxgemm.arguments import canonical_dtype, of_one_type, option_pairs, promoted, weakly_typed
+from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules
 from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, configuration
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
-from jaxgemm.partition import vary_alike
-from jaxgemm.primitive import gemm_p, tangent_of
 from jaxgemm.problem import Matrix, Problem
-from jaxgemm.transposes import lowered_order, read_through_all
-
-many_p = Primitive("jaxgemm_many")
-many_p.multiple_results = True
-many_p.def_impl(partial(xla.apply_primitive, many_p))
-check_for_nans(many_p)
-
-# Operands are a_0, a_1, ..., then b_0, b_1, ..., and there is a result for each pair; parameters:
-#   transposed                             whether all a are (k, m), and all b (n, k)
-#   precision, preferred_element_type      as dot_general_p has them
-#   kernel, options, strict                as gemm_p has them
+from jaxgemm.products import dense, report, symbolic
+from jaxgemm.products.arguments import canonical_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed
+from jaxgemm.products.call import call_list
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
+from jaxgemm.products.register import register
+from jaxgemm.products.transposes import read_through_all
+from jaxgemm.sharding.partition import vary_alike
 
 
 def grouped_gemm(
@@ -84,13 +72,12 @@ def grouped_gemm(
     given_a, given_b = list(a), list(b)
     if len(given_a) != len(given_b):
         raise ValueError(f"grouped_gemm: got {len(given_a)} arrays as a and {len(given_b)} as b")
-    if kernel not in ("auto", "xla"):
-        find_kernel(kernel)
+    check_kernel(kernel)
     options = option_pairs(kernel, kernel_options, "grouped_gemm")
     if not given_a:
         return []
     arrays, weak = promoted("grouped_gemm", [*given_a, *given_b])
-    xs, ys = halves(arrays)
+    xs, ys = _halves(arrays)
     for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
         if x.ndim != 2 or y.ndim != 2:
             raise ValueError(f"grouped_gemm: product {i} has operands of shapes {x.shape} and {y.shape}, not matrices")
@@ -117,7 +104,7 @@ def _bind(pairs: Sequence[Sequence[Any]], **params: Any) -> list[jax.Array]:
     return list(many_p.bind(*xs, *ys, **params))
 
 
-def halves(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _halves(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """All a, and all b."""
     count = len(operands) // 2
     return operands[:count], operands[count:]
@@ -125,37 +112,31 @@ def halves(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
 
 def _pairs(operands: Sequence[Any]) -> list[tuple[Any, Any]]:
     """The operands of each product."""
-    return list(zip(*halves(operands), strict=True))
+    return list(zip(*_halves(operands), strict=True))
 
 
 def _dims(transposed: tuple[bool, bool]) -> Any:
     return ((0 if transposed[0] else 1,), (1 if transposed[1] else 0,)), ((), ())
 
 
-@many_p.def_effectful_abstract_eval
-def _abstract_eval(*operands: Any, **params: Any) -> Any:
-    dot = {name: params[name] for name in ("precision", "preferred_element_type")}
-    dot |= {"dimension_numbers": _dims(params["transposed"]), "out_sharding": None}
-    outs, effects = zip(*(lax.dot_general_p.abstract_eval(x, y, **dot) for x, y in _pairs(operands)), strict=True)
+def _of_each(params: Params) -> Params:
+    """The parameters of one of the products as a dense one."""
+    own = {name: value for name, value in params.items() if name != "transposed"}
+    return own | {
+        "dimension_numbers": _dims(params["transposed"]),
+        "out_sharding": None,
+        "epilogue": Epilogue(),
+        "batch_invariant": False,
+    }
+
+
+def _abstract(*operands: Any, **params: Any) -> Any:
+    each = _of_each(params)
+    outs, effects = zip(*(dense.DENSE.abstract(x, y, **each) for x, y in _pairs(operands)), strict=True)
     return list(outs), set().union(*effects)
 
 
 # --- Transformations ------------------------------------------------------------------------------------------
-
-
-def _jvp_rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    outs = many_p.bind(*primals, **params)
-    terms: list[list[Any]] = [[] for _ in outs]
-    given, moved = _pairs(primals), _pairs(tangents)
-    for side in (0, 1):
-        moving = [i for i, pair in enumerate(moved) if type(pair[side]) is not ad.Zero]
-        mixed = [(moved[i][0], given[i][1]) if side == 0 else (given[i][0], moved[i][1]) for i in moving]
-        for i, term in zip(moving, _bind(mixed, **dict(params, strict=False)), strict=True):
-            terms[i].append(term)
-    return outs, [tangent_of(out, own) for out, own in zip(outs, terms, strict=True)]
-
-
-ad.primitive_jvps[many_p] = _jvp_rule
 
 #: The cotangent of a (side 0) or b (side 1), by which of the two is transposed: whether it is ct times the other
 #: operand or that times ct, and which of these is transposed.
@@ -169,61 +150,39 @@ _COTANGENTS: dict[tuple[tuple[bool, bool], int], tuple[bool, tuple[bool, bool]]]
 }
 
 
-def _transpose_rule(cts: Any, *operands: Any, **params: Any) -> list[Any]:
-    pairs = _pairs(operands)
-    unknown = [tuple(map(ad.is_undefined_primal, pair)) for pair in pairs]
-    if (True, True) in unknown:
-        raise NotImplementedError("jaxgemm: a product is linear in one operand at a time")
-    found: list[list[Any]] = [[None] * len(pairs), [None] * len(pairs)]
-    for side in (0, 1):
-        moving = []
-        for i, of in enumerate(unknown):
-            if of[side] and type(cts[i]) is ad.Zero:
-                found[side][i] = ad.Zero(pairs[i][side].aval)
-            elif of[side]:
-                moving.append(i)
-        if moving:
-            ct_first, transposed = _COTANGENTS[params["transposed"], side]
-            both = [of_one_type(cts[i], pairs[i][1 - side]) for i in moving]
-            wanted = np.dtype(pairs[moving[0]][side].aval.dtype)
-            derived = dict(params, transposed=transposed, preferred_element_type=wanted, strict=False)
-            results = _bind([pair if ct_first else pair[::-1] for pair in both], **derived)
-            for i, result in zip(moving, results, strict=True):
-                found[side][i] = result
-    return [*found[0], *found[1]]
+def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], _: Any, params: Params) -> list[Any]:
+    ct_first, transposed = _COTANGENTS[params["transposed"], side]
+    both = [of_one_type(ct, known) for ct, known, _ in terms]
+    wanted = np.dtype(terms[0][2].aval.dtype)
+    derived = dict(params, transposed=transposed, preferred_element_type=wanted, strict=False)
+    return _bind([pair if ct_first else pair[::-1] for pair in both], **derived)
 
 
-ad.primitive_transposes[many_p] = _transpose_rule
+def compose(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """The same, each a product by itself."""
+    return [_product(params, x, y) for x, y in _pairs(operands)]
 
 
-def product(x: jax.Array, y: jax.Array, **params: Any) -> jax.Array:
-    """One of the products by itself."""
-    own = {name: params[name] for name in ("precision", "preferred_element_type", "kernel", "options", "strict")}
-    own |= {"dimension_numbers": _dims(params["transposed"]), "out_sharding": None}
-    out: jax.Array = gemm_p.bind(*vary_alike(x, y), epilogue=Epilogue(), batch_invariant=False, **own)
+def _product(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+    out: jax.Array = dense.gemm_p.bind(*vary_alike(x, y), **_of_each(params))
     return out
 
 
-def _batch_rule(args: Any, bdims: Any, **params: Any) -> tuple[list[Any], list[int | None]]:
+def _batch(_: Any, args: Any, bdims: Any, params: Params) -> tuple[list[Any], list[int | None]]:
     """What is mapped becomes an ordinary product each; the others stay together."""
     pairs, axes = _pairs(args), _pairs(bdims)
-    outs: list[Any] = [None] * len(pairs)
     kept = [i for i, axis in enumerate(axes) if axis == (None, None)]
-    for i, out in zip(kept, _bind([pairs[i] for i in kept], **params), strict=True):
-        outs[i] = out
+    outs = dict(zip(kept, _bind([pairs[i] for i in kept], **params), strict=True))
     for i, (pair, axis) in enumerate(zip(pairs, axes, strict=True)):
-        if axis != (None, None):
-            outs[i] = jax.vmap(partial(product, **params), in_axes=axis)(*vary_alike(*pair))
-    return outs, [None if axis == (None, None) else 0 for axis in axes]
+        if i not in outs:
+            outs[i] = jax.vmap(partial(_product, params), in_axes=axis)(*pair)
+    return [outs[i] for i in range(len(pairs))], [None if axis == (None, None) else 0 for axis in axes]
 
 
-batching.primitive_batchers[many_p] = _batch_rule
+# --- One device -----------------------------------------------------------------------------------------------
 
 
-# --- Lowering -------------------------------------------------------------------------------------------------
-
-
-def problems(operands: Sequence[Any], params: dict[str, Any]) -> list[Problem]:
+def problems(operands: Sequence[Any], params: Params) -> list[Problem]:
     """The problem of each product, for operands with shapes and types."""
     ta, tb = params["transposed"]
     out = np.dtype(params["preferred_element_type"]).name
@@ -242,12 +201,16 @@ def multiplied(of: Sequence[Problem]) -> list[int]:
     return [i for i, p in enumerate(of) if p.m and p.n and p.k]
 
 
-def decide(device: Device, operands: Sequence[Any], params: dict[str, Any]) -> Choice:
+def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
     """The kernel that computes all products in as few launches as it can; no kernel where each is a product by itself.
 
     Raises:
         UnsupportedError: a kernel asked for by name has such a form, which cannot run these.
     """
+    return Decision(_decide(device_for(platform), operands, params))
+
+
+def _decide(device: Device, operands: Sequence[Any], params: Params) -> Choice:
     kernel = params["kernel"]
     if kernel == "xla":
         return Choice(None, (), 0, "XLA's products were asked for by name", rule=rules.BY_NAME.name)
@@ -274,7 +237,7 @@ def decide(device: Device, operands: Sequence[Any], params: dict[str, Any]) -> C
     return Choice(None, (), 0, "; ".join(reasons), rule=rules.UNFIT.name)
 
 
-def _resolve(row: Kernel, params: dict[str, Any], own: Sequence[Problem], device: Device) -> Choice | str:
+def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device) -> Choice | str:
     """The kernel for products that are not empty, or why it cannot run them."""
     types = own[0].dtypes
     if row.platform != device.platform:
@@ -297,55 +260,56 @@ def _resolve(row: Kernel, params: dict[str, Any], own: Sequence[Problem], device
     return Choice(row, config, workspace, why, rule=rule.name, contender=row.name, arithmetic=first.arithmetic)
 
 
-def launch(choice: Choice, *operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """All products by one call of the chosen kernel, which has that form."""
-    assert choice.kernel is not None
-    every = problems(operands, params)
+def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> list[jax.Array]:
+    every, pairs = problems(operands, params), _pairs(operands)
     own = multiplied(every)
+    xs, ys = zip(*(pairs[i] for i in own), strict=True)
+    found = dict(zip(own, call_list(decision.choice, [every[i] for i in own], [*xs, *ys]), strict=True))
     out = params["preferred_element_type"]
-    shapes = [jax.ShapeDtypeStruct((p.m, p.n), out) for p in every]
-    results = [shapes[i] for i in own]
-    if choice.workspace:
-        results.append(jax.ShapeDtypeStruct((-(-choice.workspace // 256) * 256,), jnp.uint8))
-    xs, ys = zip(*(_pairs(operands)[i] for i in own), strict=True)
-    asked = [replace(every[i], arithmetic=choice.arithmetic) for i in own]
-    attributes = wire.many_attributes(choice.kernel.name, choice.config, asked)
-    found = dict(zip(own, jax.ffi.ffi_call(MANY_TARGET, results)(*xs, *ys, **attributes), strict=False))
-    return [found[i] if i in found else jnp.zeros(s.shape, s.dtype) for i, s in enumerate(shapes)]
+    return [found[i] if i in found else jnp.zeros((p.m, p.n), out) for i, p in enumerate(every)]
 
 
-def compose(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """The same, each a product by itself."""
-    return [product(x, y, **params) for x, y in _pairs(operands)]
+def _read_through(orders: Sequence[Any], types: Sequence[Any], params: Params) -> tuple[list[bool], list[Any], Params]:
+    through, types, transposed = read_through_all(orders, types, params["transposed"])
+    return through, types, dict(params, transposed=transposed)
 
 
-def _rule(platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    function: Any = compose
-    divided = is_partitioned(ctx) or is_partly_manual(ctx) or explicit_axes(ctx.avals_out[0].sharding.mesh)
-    # As for single products, "auto" leaves those of programs on several devices to XLA.
-    if not divided and (params["kernel"] != "auto" or device_count(ctx) == 1):
-        choice = decide(device_for(platform), ctx.avals_in, params)
-        if choice.kernel is not None:
-            function = partial(launch, choice)
-    return mlir.lower_fun(partial(function, **params), multiple_results=True)(ctx, *operands)
+def _describe(
+    avals: Sequence[Any], types: Sequence[Any], params: Params, decision: Decision, _: str, limits: Any
+) -> Iterator[report.Product]:
+    for problem, pair in zip(problems(types, params), _pairs(avals), strict=True):
+        how = f"one of {len(avals) // 2}" if problem.m and problem.n and problem.k else "zeros, without a launch"
+        by = replace(decision, problem=problem)
+        yield replace(report.of_problem(pair, params, by, Epilogue(), limits), many=how)
 
 
-# What many_p is lowered to once the transpositions in front of its operands are found, as in jaxgemm/primitive.py.
-_products_p = Primitive("jaxgemm_products")
-_products_p.multiple_results = True
-_products_p.def_effectful_abstract_eval(_abstract_eval)
-for _platform in ("cuda", "cpu"):
-    mlir.register_lowering(_products_p, partial(_rule, _platform), platform=_platform)
-mlir.register_lowering(_products_p, partial(_rule, "other"))
+def _describe_composed(
+    avals: Sequence[Any], _: Params, decision: Decision, products: Iterable[report.Product]
+) -> Iterator[report.Product]:
+    why = f"by itself: {decision.choice.why} ({decision.choice.rule})"
+    for pair, product in zip(_pairs(avals), products, strict=True):
+        yield replace(product, operands=report.operands_of(pair), many=why)
 
 
-def _outer_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-    orders = [lowered_order(value) for value in operands]
-    through, avals, transposed = read_through_all(orders, ctx.avals_in, params["transposed"])
-    values = [x.owner.operands[0] if y else x for x, y in zip(operands, through, strict=True)]
-    products = partial(_products_p.bind, **dict(params, transposed=transposed))
-    return mlir.lower_fun(products, multiple_results=True)(ctx.replace(avals_in=avals), *values)
-
-
-mlir.register_lowering(many_p, _outer_rule, cacheable=False)
-needs_devices_while_lowering(many_p)
+LISTS = Kind(
+    name="jaxgemm_many",
+    several=True,
+    abstract=_abstract,
+    linear=Linear(
+        pairs=_pairs,
+        bind=lambda pairs, _, params: _bind(pairs, **params),
+        derived=lambda params: dict(params, strict=False),
+        cotangents=_cotangents,
+    ),
+    batch=_batch,
+    decide=decide,
+    launch=_launch,
+    compose=compose,
+    among_devices=left_to_xla,
+    refusal=None,
+    read_through=_read_through,
+    dimensions=lambda _avals, _params: (((), ()), ((), ())),
+    describe=_describe,
+    describe_composed=_describe_composed,
+)
+many_p = register(LISTS)

@@ -26,7 +26,7 @@ def problem(
 
     Args:
         lhs, rhs, sizes: anything with a shape and a dtype, as the primitive ``jaxgemm_grouped`` has them.
-        sums, transposed, held: as :class:`jaxgemm.grouped.primitive.Form` has them.
+        sums, transposed, held: as :class:`jaxgemm.ragged.product.Form` has them.
         out: type of the result.
         epilogue: a bias and an activation.
         gated: whether it is a pair of products.

@@ -8,7 +8,7 @@ derivatives of every order overlap as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,24 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
-from jaxgemm._jax_private import check_for_nans
-from jaxgemm.arguments import canonical_dtype
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import find_kernel
-from jaxgemm.partition import vary_alike
-from jaxgemm.primitive import gemm_p
+from jaxgemm.problem import DimensionNumbers
+from jaxgemm.products import dense
+from jaxgemm.products.arguments import canonical_dtype, check_kernel
+from jaxgemm.products.kind import Kind, Params
+from jaxgemm.products.register import register
+from jaxgemm.sharding.partition import vary_alike
 
 AxisName = str | tuple[str, ...]
-
-gather_p = Primitive("jaxgemm_all_gather_matmul")
-gather_p.multiple_results = True
-scatter_p = Primitive("jaxgemm_matmul_reduce_scatter")
 
 # gather_p takes x and w, and gives the product and x as it was gathered, which derivatives need. scatter_p takes any
 # number of pairs x, w, and gives their products' sum, of which each device has its rows. Both have the parameters
@@ -145,8 +141,7 @@ def _arguments(
     out = dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{function}: x and w must be of floating types, got {x.dtype} and {w.dtype}")
-    if kernel not in ("auto", "xla"):
-        find_kernel(kernel)
+    check_kernel(kernel)
     # Where types say along which mesh axes a value varies, all operands must vary along this one, as the index does.
     _, x, w = vary_alike(lax.axis_index(axis_name), x.astype(dtype), w.astype(dtype))
     return (
@@ -168,7 +163,7 @@ def _arguments(
 # --- The exchange ------------------------------------------------------------------------------------------------
 
 
-def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], params: dict[str, Any]) -> jax.Array:
+def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], params: Params) -> jax.Array:
     """A product of one device; x and y may differ in type, as cotangents do."""
     wanted = out = np.dtype(params["preferred_element_type"])
     common = dtypes.common(x.dtype, y.dtype)
@@ -176,27 +171,17 @@ def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], para
         out = dtypes.product(x.dtype, y.dtype)  # as in lax: an algorithm decides how such operands are rounded
     else:
         x, y = lax.convert_element_type(x, common), lax.convert_element_type(y, common)
-    result = gemm_p.bind(
-        x,
-        y,
-        dimension_numbers=((tuple(contract[0]), tuple(contract[1])), ((), ())),
-        precision=params["precision"],
-        preferred_element_type=out,
-        out_sharding=None,
-        epilogue=Epilogue(),
-        kernel=params["kernel"],
-        options=(),
-        batch_invariant=False,
-        strict=params["strict"],
-    )
+    dims = ((tuple(contract[0]), tuple(contract[1])), ((), ()))
+    how = {name: params[name] for name in ("kernel", "strict")}
+    result = dense.bind(x, y, (), dims, params["precision"], out, Epilogue(), **how)
     return lax.convert_element_type(result, wanted)
 
 
-def _matmul(x: Any, w: Any, params: dict[str, Any]) -> jax.Array:
+def _matmul(x: Any, w: Any, params: Params) -> jax.Array:
     return _product(x, w, ((x.ndim - 1,), (int(params["transpose_w"]),)), params)
 
 
-def _shift(x: jax.Array, by: int, params: dict[str, Any]) -> jax.Array:
+def _shift(x: jax.Array, by: int, params: Params) -> jax.Array:
     """What the device ``by`` places further on has."""
     if by == 0:
         return x
@@ -205,7 +190,7 @@ def _shift(x: jax.Array, by: int, params: dict[str, Any]) -> jax.Array:
     return out
 
 
-def _in_place(chunks: dict[int, jax.Array], params: dict[str, Any]) -> jax.Array:
+def _in_place(chunks: dict[int, jax.Array], params: Params) -> jax.Array:
     """Chunks by the distance to the device that they belong to, as one array in the devices' order."""
     size, axis = params["size"], params["axis"]
     ordered = [chunks[i] for i in range(size)]
@@ -252,30 +237,25 @@ def _scatter(*operands: jax.Array, **params: Any) -> jax.Array:
 # --- Rules ----------------------------------------------------------------------------------------------------
 
 
-def _resized(x: Any, params: dict[str, Any], up: int = 1, down: int = 1) -> Any:
+def _resized(x: Any, params: Params, up: int = 1, down: int = 1) -> Any:
     axis = params["axis"]
     return x.update(shape=(*x.shape[:axis], x.shape[axis] * up // down, *x.shape[axis + 1 :]), weak_type=False)
 
 
-def _product_aval(x: Any, w: Any, params: dict[str, Any]) -> Any:
-    dot = {
-        "dimension_numbers": (((x.ndim - 1,), (int(params["transpose_w"]),)), ((), ())),
-        "precision": params["precision"],
-        "preferred_element_type": params["preferred_element_type"],
-        "out_sharding": None,
-    }
-    return lax.dot_general_p.abstract_eval(x, w, **dot)[0]
+def _product_aval(x: Any, w: Any, params: Params) -> Any:
+    dims = (((x.ndim - 1,), (int(params["transpose_w"]),)), ((), ()))
+    return dense.DENSE.abstract(x, w, **dict(params, dimension_numbers=dims, out_sharding=None))
 
 
-@gather_p.def_abstract_eval
-def _gather_aval(x: Any, w: Any, **params: Any) -> list[Any]:
+def _gather_aval(x: Any, w: Any, **params: Any) -> tuple[list[Any], Any]:
     gathered = _resized(x, params, up=params["size"])
-    return [_product_aval(gathered, w, params), gathered]
+    out, effects = _product_aval(gathered, w, params)
+    return [out, gathered], effects
 
 
-@scatter_p.def_abstract_eval
-def _scatter_aval(*operands: Any, **params: Any) -> Any:
-    return _resized(_product_aval(operands[0], operands[1], params), params, down=params["size"])
+def _scatter_aval(*operands: Any, **params: Any) -> tuple[Any, Any]:
+    out, effects = _product_aval(operands[0], operands[1], params)
+    return _resized(out, params, down=params["size"]), effects
 
 
 def _zero(primal: jax.Array) -> Any:
@@ -317,19 +297,19 @@ def _scatter_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     return out, scatter_p.bind(*terms, **dict(params, strict=False))
 
 
-def _weight_cotangent(x: Any, ct: Any, w: Any, params: dict[str, Any]) -> jax.Array:
+def _weight_cotangent(x: Any, ct: Any, w: Any, params: Params) -> jax.Array:
     rows = tuple(range(np.ndim(x) - 1))
     derived = dict(params, preferred_element_type=w.aval.dtype, strict=False)
     first, second = (ct, x) if params["transpose_w"] else (x, ct)
     return _product(first, second, (rows, rows), derived)
 
 
-def _dual(params: dict[str, Any], dtype: Any) -> dict[str, Any]:
+def _dual(params: Params, dtype: Any) -> Params:
     transposed = not params["transpose_w"]
     return dict(params, transpose_w=transposed, preferred_element_type=np.dtype(dtype), strict=False)
 
 
-def _all_gather(x: Any, params: dict[str, Any]) -> jax.Array:
+def _all_gather(x: Any, params: Params) -> jax.Array:
     out: jax.Array = lax.all_gather(x, params["axis_name"], axis=params["axis"], tiled=True)
     return out
 
@@ -363,23 +343,39 @@ def _scatter_transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
     return out
 
 
-def _batch(primitive: Primitive, exchange: Callable[..., Any], args: Any, bdims: Any, **params: Any) -> tuple[Any, Any]:
-    args = vary_alike(*args)  # what is mapped may vary along the axis of spmd_axis_name
+def _batch(kind: str, _: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, Any] | None:
     if any(d is not None for d in bdims[1::2]) or any(d is None for d in bdims[::2]):
         # Several weights: batches of products are exchanged. Each of them is differentiated by itself from here on.
-        out = jax.vmap(partial(exchange, **params), in_axes=tuple(bdims))(*args)
-    else:
-        args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, bdims, strict=True)]
-        out = primitive.bind(*args, **dict(params, axis=params["axis"] + 1))
-    return out, [0] * len(out) if primitive.multiple_results else 0
+        return None
+    args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, bdims, strict=True)]
+    params = dict(params, axis=params["axis"] + 1)
+    return (gather_p.bind(*args, **params), [0, 0]) if kind == "gather" else (scatter_p.bind(*args, **params), 0)
 
 
-for _primitive, _exchange, _jvp, _transpose in (
-    (gather_p, _gather, _gather_jvp, _gather_transpose),
-    (scatter_p, _scatter, _scatter_jvp, _scatter_transpose),
-):
-    check_for_nans(_primitive)
-    ad.primitive_jvps[_primitive] = _jvp
-    ad.primitive_transposes[_primitive] = _transpose
-    batching.primitive_batchers[_primitive] = partial(_batch, _primitive, _exchange)
-    mlir.register_lowering(_primitive, mlir.lower_fun(_exchange, multiple_results=_primitive.multiple_results))
+def _without_batch(*_: Any) -> DimensionNumbers:
+    return ((), ()), ((), ())
+
+
+gather_p = register(
+    Kind(
+        name="jaxgemm_all_gather_matmul",
+        several=True,
+        abstract=_gather_aval,
+        jvp=_gather_jvp,
+        transpose=_gather_transpose,
+        batch=partial(_batch, "gather"),
+        compose=_gather,
+        dimensions=_without_batch,
+    )
+)
+scatter_p = register(
+    Kind(
+        name="jaxgemm_matmul_reduce_scatter",
+        abstract=_scatter_aval,
+        jvp=_scatter_jvp,
+        transpose=_scatter_transpose,
+        batch=partial(_batch, "scatter"),
+        compose=_scatter,
+        dimensions=_without_batch,
+    )
+)

@@ -14,9 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm._jax_private import explicit_axes
 from jaxgemm.epilogue import Epilogue, apply
-from jaxgemm.grouped import arguments, by_xla, groups
-from jaxgemm.grouped.primitive import Form, grouped_p
-from jaxgemm.partition import vary_alike
+from jaxgemm.ragged import arguments, by_xla, groups
+from jaxgemm.ragged.form import Form
+from jaxgemm.ragged.product import grouped_p
+from jaxgemm.sharding.partition import vary_alike
 
 
 def finish(
@@ -32,7 +33,7 @@ def finish(
 
     Args:
         products: the product, or both of a gated pair: (m, n), with one axis more, the first, where there is a batch.
-        where: sizes and offset, as :func:`jaxgemm.grouped.groups.owner` takes them, or these of each of a batch.
+        where: sizes and offset, as :func:`jaxgemm.ragged.groups.owner` takes them, or these of each of a batch.
         bias: (held, n), or that of each of a batch; None: there is none, as of a gated pair.
         held: of how many groups there are weights.
         activation: a name, or None.

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "ffi/cuda/sm90/cost.h"
-#include "ffi/cuda/sm90/many.h"
 #include "ffi/cuda/sm90/options.h"
 #include "ffi/cuda/sm90/output.h"
 #include "ffi/cuda/sm90/plan.h"
+#include "ffi/cuda/sm90/plan_many.h"
 #include "ffi/cuda/sm90/schedule.cuh"
 #include "ffi/cuda/sm90/sm90.h"
 

@@ -1,9 +1,11 @@
 // Which configuration runs a problem: all that can are ranked by their cost.
+#include "choose.h"
+
 #include <algorithm>
 #include <cmath>
 #include <set>
 
-#include "cost.h"
+#include "choose_grouped.h"
 #include "options.h"
 
 namespace jaxgemm::cuda::sm90 {

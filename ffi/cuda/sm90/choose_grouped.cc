@@ -1,11 +1,11 @@
 // Which configuration runs a grouped product: all that can are ranked by what they should take if groups are
 // as large as random ones.
+#include "choose_grouped.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "../planning.h"
-#include "cost.h"
-#include "group_table.h"
 #include "options.h"
 
 namespace jaxgemm::cuda::sm90 {

@@ -1,7 +1,5 @@
-// The cost model, cost.cc, and what it ranks, choose.cc.
+// The cost model.
 #pragma once
-
-#include <vector>
 
 #include "units.h"
 
@@ -27,17 +25,5 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
 
 // Stages of the ring that are left empty, as the others have enough bytes in flight to keep memory busy.
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);
-
-struct RankedConfig {
-  Config config;
-  Cost cost;
-};
-
-// The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
-// that the problem's config fixes are kept. Empty when nothing matches.
-std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine& machine);
-
-// Those of a grouped product.
-std::vector<RankedConfig> rank_grouped(const GemmProblem& problem, const Machine& machine);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -7,7 +7,7 @@
 #include "many.h"
 #include "maps.h"
 #include "operands.h"
-#include "sm90.h"
+#include "plan_many.h"
 #include "tensor_map.h"
 
 namespace jaxgemm::cuda {

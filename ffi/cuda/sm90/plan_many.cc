@@ -1,13 +1,13 @@
 // Which tile computes many products, in which order, and what each of them needs.
+#include "plan_many.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "cost.h"
-#include "many.h"
 #include "options.h"
-#include "sm90.h"
 
 namespace jaxgemm::cuda {
 namespace sm90 {

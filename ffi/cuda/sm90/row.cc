@@ -1,6 +1,8 @@
 // The row `sm90` of the kernel table.
 #include "../rows.h"
+#include "many.h"
 #include "options.h"
+#include "plan_many.h"
 #include "sm90.h"
 
 namespace jaxgemm::cuda {

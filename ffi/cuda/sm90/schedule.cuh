@@ -64,8 +64,6 @@ struct Plan;
 
 // The schedule of a plan on a device of so many multiprocessors; no units where there are too many to count.
 TileSchedule make_schedule(const Plan& plan, const GemmProblem& problem, int multiprocessors);
-// That of a grouped product, by what the host knows of it: `units` is as many as there may be.
-TileSchedule make_grouped_schedule(const Plan& plan, const GemmProblem& problem, int multiprocessors);
 // The grid that walks it: blocks along x, y and z.
 std::array<uint32_t, 3> grid_of(const TileSchedule& schedule, const Plan& plan);
 

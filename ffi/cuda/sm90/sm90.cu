@@ -5,7 +5,7 @@
 #include "../../recall.h"
 #include "../chip.h"
 #include "../planning.h"
-#include "cost.h"
+#include "choose_grouped.h"
 #include "group_table.h"
 #include "launch.h"
 #include "maps.h"

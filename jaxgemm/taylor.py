@@ -17,13 +17,13 @@ from jax.experimental import jet
 from jax.interpreters import ad
 
 from jaxgemm._jax_private import define_taylor_rule
-from jaxgemm.epilogue import Epilogue
+from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.gated import gated_p, product
 from jaxgemm.grouped import by_xla, fused, groups
 from jaxgemm.grouped.composed import of_rows
 from jaxgemm.grouped.primitive import DERIVED, grouped_p
 from jaxgemm.many import halves, many_p
-from jaxgemm.primitive import activate, addends, gemm_p
+from jaxgemm.primitive import addends, gemm_p
 
 Terms = Sequence[jax.Array]
 Series = tuple[jax.Array, Terms]
@@ -114,11 +114,8 @@ def _cauchy(
 
 
 def _activated(name: str, dtype: np.dtype, z: Series) -> Series:
-    function = partial(activate, Epilogue(activation=name), dtype)
-    if name == "relu":  # jet takes neither its custom derivative, nor that at 0 from a maximum
-        primal, terms = z
-        return function(primal), [jnp.where(primal > 0, term, 0) for term in terms]
-    return _taylor(function, z)
+    function = ACTIVATIONS[name].plain or ACTIVATIONS[name]
+    return _taylor(lambda x: function(x).astype(dtype), z)
 
 
 def _taylor(function: Callable[..., jax.Array], *operands: Series) -> Series:

@@ -91,7 +91,17 @@ class Rung:
 
 
 def read(row: Kernel) -> Rung:
-    """The shape that the last paragraph at the head of a rung's source tells."""
+    """The shape that the last paragraph at the head of a rung's source tells, a word and its value a line.
+
+    tile:       m x n x k: the piece of D whose operands are read once, and how far along k at a time.
+    threads:    of a block.
+    registers:  all that a multiprocessor allots to a thread: those for its sums, those for operands.
+    tiles:      "pass through registers", where the block's do on their way to shared memory. Else absent.
+    stages:     how often there is what the next line lists. Absent: once.
+    shared:     lines x elements from one to the next x bytes an element, of each array in shared memory. Absent: none.
+    launched:   bytes that align the first stage, where a launch asks for the memory. Else absent.
+    shows:      operand type and the instructions that its code must have, for as many types as one likes.
+    """
     head = (SOURCES / f"{row.name}.cu").read_text().partition("#include")[0]
     said = dict(re.findall(r"^//   (\w+) +(\S.*)$", head.rpartition("\n//\n")[2], re.M))
     missing = {"tile", "threads", "registers", "shows"} - said.keys()

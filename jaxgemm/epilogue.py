@@ -23,10 +23,12 @@ class Activation:
 
     Attributes:
         function: it, in jnp.
+        plain: the same without a derivative of its own, where it has one: ``jet`` sees through no such function.
         cheap: whether it is hardly more than a comparison, which costs XLA's small kernels no time.
     """
 
     function: Callable[[jax.Array], jax.Array]
+    plain: Callable[[jax.Array], jax.Array] | None = None
     cheap: bool = False
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -36,7 +38,7 @@ class Activation:
 
 #: The activations by name, in the order of ffi/activation.h. "gelu" is the tanh form, ``jax.nn.gelu``'s default.
 ACTIVATIONS = {
-    "relu": Activation(jax.nn.relu, cheap=True),
+    "relu": Activation(jax.nn.relu, plain=lambda x: jnp.where(x <= 0, 0, x), cheap=True),
     "gelu": Activation(partial(jax.nn.gelu, approximate=True)),
     "gelu_erf": Activation(partial(jax.nn.gelu, approximate=False)),
     "silu": Activation(jax.nn.silu),

@@ -16,7 +16,6 @@ from functools import partial, reduce
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import jet
 from jax.extend.core import Primitive

@@ -126,7 +126,7 @@ def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Call
     divided = None
     if kind.division and not by_xla:
         local = partial(_compute, kind, platform)
-        divided = kind.division(local, platform, types, params, decision, count)
+        divided = kind.division(local, types, params, platform=platform, decision=decision, count=count)
     if divided is not None:
         return partial(divided.explicit, out) if explicit else divided.automatic
     if decision.choice.kernel is not None and by_name(params) and kind.refusal:

@@ -105,7 +105,8 @@ class Kind:
             derivative, and those that several devices add up. None: as ``compose``.
         among_devices: (params) -> those of a product in a program over several devices; None: they stay.
         division: (local, types, params, platform=, decision=, count=) -> how ``local``, which computes it on one
-            device, is divided over ``count``; None: XLA divides what it computes. Without such a function it is composed.
+            device, is divided over ``count``; None: XLA divides what it computes. Without such a function it is
+            composed.
         refusal: what is said, after its name, of a kernel that cannot be divided; None: it is composed then.
         linear: as what it is differentiated; None: as what it is composed of.
         jvp, transpose, taylor: rules of its own where neither is so.

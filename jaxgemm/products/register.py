@@ -64,7 +64,7 @@ def register(kind: Kind) -> Primitive:
         # JAX lowers equal products once, to a function whose arguments do not show how they were made. So the rule that
         # looks for transpositions is not cached, and that of a second primitive is; and only among cached rules does
         # JAX choose by platform.
-        inner = _primitive(kind, f"{kind.name}_read_through")
+        inner = _primitive(kind, "jaxgemm_products" if kind.several else "jaxgemm_product")
         mlir.register_lowering(primitive, partial(_read_through, kind, inner), cacheable=False)
     else:
         inner = primitive

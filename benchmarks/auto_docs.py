@@ -69,8 +69,9 @@ _EXPLAIN = """\
 def text() -> str:
     """The page."""
     kernels = "; ".join(
-        f"{' and '.join(f'`{name}`' for name in known.kernels)} for {dtype}"
-        for dtype, known in rules.CONTENDERS.items()
+        f"{' and '.join(f'`{name}`' for name in known.kernels)} for {' x '.join(dict.fromkeys(types))}"
+        f"{'' if arithmetic == 'plain' else f' in {arithmetic}'}"
+        for (*types, arithmetic), known in rules.CONTENDERS.items()
     )
     parts = [
         _filled(_HEAD, contenders=kernels),

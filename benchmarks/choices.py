@@ -109,7 +109,7 @@ def replay(timed: Timed) -> Replayed | None:
     question = Question(problem, device, precision)
     if rules.first([rules.FACTS], question):
         return None
-    best = select.contender(problem, device)
+    best = select.contender(problem, device, precision)
     if not isinstance(best, select.Choice) or best.kernel is None or best.kernel.name not in timed.ours:
         return None
     expected = best.considered[0].microseconds if best.considered else math.inf

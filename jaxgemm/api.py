@@ -60,7 +60,7 @@ def gemm(
             0 times NaN or infinity is NaN.
         beta: scales ``c``; by default 1 when ``c`` is given.
         bias: shape (n,), added to every row.
-        activation: "relu", "gelu" (tanh form, as ``jax.nn.gelu``), "gelu_erf", "silu", "tanh" or "sigmoid".
+        activation: a name in :data:`jaxgemm.epilogue.ACTIVATIONS`, as "gelu" (tanh form, as ``jax.nn.gelu``).
         out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
             16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after

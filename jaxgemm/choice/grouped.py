@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import jax.numpy as jnp
-import numpy as np
-
 from jaxgemm import precision as prec
 from jaxgemm.choice import rules
 from jaxgemm.choice.select import Choice, resolve
@@ -55,8 +52,7 @@ def choose(
         return Choice(None, (), 0, rules.GROUPED_NOTHING.says, rule=rules.GROUPED_NOTHING.name)
     reasons = [] if rows else [f"no kernel for {device.platform} has a grouped form"]
     for row in rows:
-        reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
-        found = f"kernel '{row.name}': {reason}" if reason else resolve(row.name, (), problem, device)
+        found = resolve(row.name, (), problem, device, precision)
         if isinstance(found, Choice):
             more, theirs = beside(device, row.name) if beside else (0.0, dense_microseconds(problem, device))
             found = replace(found, contender=row.name, ours=more + found.considered[0].microseconds, theirs=theirs)

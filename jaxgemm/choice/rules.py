@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm.choice.xla_times import CHEAP_ACTIVATIONS, unaligned
+from jaxgemm.choice.xla_times import unaligned
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem
 
@@ -30,11 +30,12 @@ class Contenders(NamedTuple):
     kernels: tuple[str, ...]
 
 
-#: By operand type. Where nothing was measured XLA's product is the known quantity.
+#: By the types of both operands and an arithmetic of jaxgemm/precision.py. Where nothing was measured XLA's product is
+#: the known quantity.
 CONTENDERS = {
-    "bfloat16": Contenders(90, 90, ("sm90", "direct")),
-    "float16": Contenders(90, 90, ("sm90", "direct")),
-    "float32": Contenders(90, 90, ("simt", "gemv")),
+    ("bfloat16", "bfloat16", "plain"): Contenders(90, 90, ("sm90", "direct")),
+    ("float16", "float16", "plain"): Contenders(90, 90, ("sm90", "direct")),
+    ("float32", "float32", "plain"): Contenders(90, 90, ("simt", "gemv")),
 }
 
 
@@ -64,8 +65,29 @@ class Question:
 
     @property
     def dtype(self) -> str:
-        """Element type of the operands, by name."""
+        """Element type of the first operand, by name."""
         return self.problem.dtypes[0]
+
+    @property
+    def operands(self) -> str:
+        """Element types of the operands, once if they have the same."""
+        return " x ".join(dict.fromkeys(self.problem.dtypes[:2]))
+
+    @property
+    def arithmetics(self) -> tuple[str, ...]:
+        """Those that the precision allows, the least exact first."""
+        return prec.arithmetics(self.precision, np.dtype(jnp.dtype(self.dtype)))
+
+    @property
+    def contenders(self) -> list[Contenders]:
+        """What ``auto`` chooses from, whatever the device."""
+        keys = ((*self.problem.dtypes[:2], arithmetic) for arithmetic in self.arithmetics)
+        return [CONTENDERS[key] for key in keys if key in CONTENDERS]
+
+    @property
+    def measured(self) -> list[Contenders]:
+        """Those of them that were measured on such a device."""
+        return [x for x in self.contenders if x.oldest <= self.device.arch <= x.newest]
 
     @property
     def platform(self) -> str:
@@ -110,7 +132,7 @@ class Question:
     @property
     def activates(self) -> bool:
         """Whether there is an activation that costs XLA's small kernels time."""
-        return self.problem.epilogue.activation not in CHEAP_ACTIVATIONS
+        return not self.problem.epilogue.cheap_activation
 
     def prefers(self, side: Side) -> Side:
         """The side itself, or the one that expects less time if that is what is asked for."""
@@ -182,11 +204,6 @@ def first(sections: Iterable[Section], question: Question, without: str = "") ->
     return None
 
 
-def _measured(question: Question) -> bool:
-    known = CONTENDERS[question.dtype]
-    return known.oldest <= question.device.arch <= known.newest
-
-
 #: Facts that leave a product to XLA whatever our kernels expect.
 FACTS = Section(
     "What no kernel of ours is asked for",
@@ -202,7 +219,7 @@ FACTS = Section(
             "other-precision",
             "precision {q.precision} is not one that jaxgemm's kernels compute for {q.dtype} operands",
             side=Side.XLA,
-            holds=lambda q: bool(prec.refusal(q.precision, np.dtype(jnp.dtype(q.dtype)), False)),
+            holds=lambda q: "plain" not in q.arithmetics,
         ),
         Rule(
             "tf32",
@@ -212,15 +229,15 @@ FACTS = Section(
         ),
         Rule(
             "other-type",
-            "no kernel of ours is known to be faster for {q.dtype}",
+            "no kernel of ours is known to be faster for {q.operands}",
             side=Side.XLA,
-            holds=lambda q: q.dtype not in CONTENDERS,
+            holds=lambda q: not q.contenders,
         ),
         Rule(
             "other-chip",
-            "no kernel of ours is known to be faster for {q.dtype} on compute capability {q.capability}",
+            "no kernel of ours is known to be faster for {q.operands} on compute capability {q.capability}",
             side=Side.XLA,
-            holds=lambda q: not _measured(q),
+            holds=lambda q: not q.measured,
         ),
     ),
 )

@@ -18,7 +18,7 @@ from jaxgemm import precision as prec
 from jaxgemm import tuning, wire
 from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules, rules_hopper, xla_times
-from jaxgemm.choice.rules import CONTENDERS, Question, Reason, Side
+from jaxgemm.choice.rules import Question, Reason, Side
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
@@ -64,6 +64,7 @@ class Choice:
             was weighed.
         ours: the microseconds that it expects; None if it has no cost model.
         theirs: the microseconds that XLA's product should take; None if that is not modelled.
+        arithmetic: how the kernel multiplies, one of :data:`jaxgemm.precision.ARITHMETICS`.
     """
 
     kernel: Kernel | None
@@ -75,6 +76,7 @@ class Choice:
     contender: str = ""
     ours: float | None = None
     theirs: float | None = None
+    arithmetic: str = "plain"
 
 
 def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device) -> tuple[str, int]:
@@ -82,7 +84,7 @@ def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Dev
     if kernel.platform != device.platform:
         return f"kernel '{kernel.name}' runs on {kernel.platform}, the program is for {device.platform}", 0
     if any(name not in ELEMENT_TYPES for name in problem.dtypes):
-        a, b, d = problem.dtypes
+        a, b, d = problem.dtypes[:3]
         supported = ", ".join(f"{t[0]} x {t[1]} -> {t[2]}" for t in kernel.types)
         return f"kernel '{kernel.name}' got {a} x {b} -> {d}; it supports {supported}", 0
     reason, workspace = ffi.check(_call(kernel, config, problem), device.arch)
@@ -133,16 +135,10 @@ def select(
     if kernel == "auto":
         return _automatic(problem, device, precision)
     row = find_kernel(kernel)
-    config = configuration(row, options)
-    reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
-    if reason:
-        reason = f"kernel '{kernel}': {reason}"
-    else:
-        choice = resolve(kernel, config, problem, device)
-        if isinstance(choice, Choice):
-            return _ours(choice, rules.BY_NAME, rules.BY_NAME.says, _theirs(problem, device, precision))
-        reason = choice
-    raise UnsupportedError(reason)
+    choice = resolve(kernel, configuration(row, options), problem, device, precision)
+    if not isinstance(choice, Choice):
+        raise UnsupportedError(choice)
+    return _ours(choice, rules.BY_NAME, rules.BY_NAME.says, _theirs(problem, device, precision))
 
 
 def _invariant(
@@ -162,16 +158,14 @@ def _invariant(
         b=replace(b, batch_stride=(0, 0)),
         epilogue=Epilogue(),
     )
-    dtype = np.dtype(jnp.dtype(problem.dtypes[0]))
     reasons = []
     for name in INVARIANT if kernel == "auto" else (kernel,):
         row = find_kernel(name)
-        reason = prec.refusal(precision, dtype, row.tf32)
-        chosen: Choice | str = f"kernel '{name}': {reason}" if reason else _pinned(row, options, stand_in, device)
+        chosen = _pinned(row, options, stand_in, device, precision)
         if isinstance(chosen, Choice):
             free = {name for name, value in row.pins.items() if not value} - dict(options).keys()
             config = tuple(0 if name in free else x for name, x in zip(row.options, chosen.config, strict=False))
-            found = resolve(row.name, config, problem, device)
+            found = resolve(row.name, config, problem, device, precision)
             if not isinstance(found, Choice):  # another kernel would be one that follows m
                 raise UnsupportedError(f"batch_invariant: {found}")
             why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, whatever there are"
@@ -181,17 +175,19 @@ def _invariant(
     raise UnsupportedError(f"batch_invariant: {'; '.join(reasons)}")
 
 
-def _pinned(row: Kernel, options: tuple[tuple[str, int], ...], problem: Problem, device: Device) -> Choice | str:
+def _pinned(
+    row: Kernel, options: tuple[tuple[str, int], ...], problem: Problem, device: Device, precision: prec.Precision
+) -> Choice | str:
     """The kernel with every option that matters to the order of sums fixed, or why that cannot be."""
     if row.batch_invariant:
-        return resolve(row.name, configuration(row, options), problem, device)
+        return resolve(row.name, configuration(row, options), problem, device, precision)
     if not row.pins:
         return f"kernel '{row.name}' does not promise that a row's bits are the same for every m"
     given, held = dict(options), {name: value for name, value in row.pins.items() if value}
     for name, value in held.items():
         if given.get(name, 0) not in (0, value):
             return f"option {name} of kernel '{row.name}' must be {value}, got {given[name]}"
-    return resolve(row.name, configuration(row, tuple({**given, **held}.items())), problem, device)
+    return resolve(row.name, configuration(row, tuple({**given, **held}.items())), problem, device, precision)
 
 
 def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice:
@@ -209,10 +205,9 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
         return _xla(rules.GATED_MISSING, f"no kernel for {device.platform} has a gated form")
     left, reasons = _xla(rules.UNFIT, ""), []
     for row in rows if kernel == "auto" else [find_kernel(kernel)]:
-        reason = prec.refusal(precision, np.dtype(jnp.dtype(problem.dtypes[0])), row.tf32)
-        found = f"kernel '{row.name}': {reason}" if reason else resolve(row.name, (), problem, device)
+        found = resolve(row.name, (), problem, device, precision)
         if isinstance(found, Choice):
-            composed = _composed(problem, device)
+            composed = _composed(problem, device, precision)
             if kernel != "auto":
                 return _ours(found, rules.BY_NAME, "asked for by name", composed)
             if _expected(found) <= _ONE_LAUNCH_MARGIN * composed:
@@ -231,18 +226,34 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
 _ONE_LAUNCH_MARGIN = 1.02
 
 
-def _composed(problem: Problem, device: Device) -> float:
+def _composed(problem: Problem, device: Device, precision: prec.Precision) -> float:
     """Microseconds that a gated pair should take as two products, be they XLA's or ours, and what follows them."""
     single = replace(problem, epilogue=Epilogue(), gated=False)
-    best, theirs = contender(single, device), xla_times.microseconds(single)
+    best, theirs = contender(single, device, precision), xla_times.microseconds(single)
     product = min(_expected(best) if isinstance(best, Choice) else math.inf, math.inf if theirs is None else theirs)
     return 2 * product + xla_times.combining_microseconds(problem)
 
 
+def computed(row: Kernel, problem: Problem, precision: prec.Precision) -> Problem | str:
+    """The problem in an arithmetic of the kernel's that the precision allows, or why there is none."""
+    operand = np.dtype(jnp.dtype(problem.dtypes[0]))
+    known = row.arithmetics(problem.dtypes)
+    for arithmetic in prec.arithmetics(precision, operand):
+        if arithmetic in known:
+            return replace(problem, arithmetic=arithmetic)
+    return f"kernel '{row.name}': {prec.refusal(precision, operand, known[0])}"
+
+
 @lru_cache(maxsize=4096)
-def resolve(name: str, config: tuple[int, ...], problem: Problem, device: Device) -> Choice | str:
+def resolve(
+    name: str, config: tuple[int, ...], problem: Problem, device: Device, precision: prec.Precision = None
+) -> Choice | str:
     """A kernel with what its options leave open filled in by its cost model, or why it cannot run the problem."""
     row = find_kernel(name)
+    asked = computed(row, problem, precision)
+    if isinstance(asked, str):
+        return asked
+    problem = asked
     reason, workspace = check(row, config, problem, device)
     if reason:
         return reason
@@ -252,7 +263,11 @@ def resolve(name: str, config: tuple[int, ...], problem: Problem, device: Device
         reason, workspace = check(row, config, problem, device)
     if not reason and workspace > MAX_WORKSPACE:
         reason = f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
-    return reason or Choice(row, config, workspace, "", considered)
+    return reason or Choice(row, config, workspace, "", considered, arithmetic=problem.arithmetic)
+
+
+#: Options by names that they do not have any more.
+_RENAMED = {("sm90", "group"): "walk_height"}
 
 
 def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
@@ -261,6 +276,9 @@ def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple
         return ()
     given = dict(options)
     unknown = sorted(set(given) - set(kernel.options))
+    for name in unknown:
+        if (kernel.name, name) in _RENAMED:
+            raise ValueError(f"option {name} of kernel '{kernel.name}' is called {_RENAMED[kernel.name, name]}")
     if unknown:
         known = ", ".join(kernel.options) or "none"
         raise ValueError(f"kernel '{kernel.name}' has no option {', '.join(unknown)}; its options: {known}")
@@ -272,12 +290,12 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
     question = Question(problem, device, precision)
     if fact := rules.first([rules.FACTS], question):
         return _xla(fact, fact.sentence(question))
-    best, theirs = contender(problem, device), xla_times.microseconds(problem)
-    if known := tuning.find(device.name, tuning.Key.of(problem)):
+    best, theirs = contender(problem, device, precision), xla_times.microseconds(problem)
+    if known := tuning.find(device.name, tuning.Key.of(problem, precision)):
         why = _measured(known, problem)
         if known.measured.kernel != "xla":
             config = configuration(find_kernel(known.measured.kernel), known.measured.options)
-            found = resolve(known.measured.kernel, config, problem, device)
+            found = resolve(known.measured.kernel, config, problem, device, precision)
             if isinstance(found, Choice):
                 return _ours(found, rules.TUNED, why, theirs)
         elif isinstance(best, Choice):
@@ -292,15 +310,14 @@ def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> C
 
 def _measured(known: tuning.Found, problem: Problem) -> str:
     """What a measurement says."""
-    dtype = problem.dtypes[0]
-    where = known.device if known.key.dtype == dtype else f"{known.device} for {known.key.dtype}"
+    where = known.device if known.key.a == problem.dtypes[0] else f"{known.device} for {known.key.a}"
     return f"measured on {where}: {known.measured.us:.1f} us, otherwise {known.measured.instead_us:.1f} us"
 
 
-def contender(problem: Problem, device: Device) -> Choice | str:
+def contender(problem: Problem, device: Device, precision: prec.Precision) -> Choice | str:
     """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
-    known = CONTENDERS.get(problem.dtypes[0])
-    tried = [resolve(name, (), problem, device) for name in (known.kernels if known else ())]
+    known = Question(problem, device, precision).contenders
+    tried = [resolve(name, (), problem, device, precision) for x in known for name in x.kernels]
     choices = [found for found in tried if isinstance(found, Choice)]
     return min(choices, key=_expected) if choices else "; ".join(map(str, tried))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,14 +25,15 @@ def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Seq
     """
     assert choice.kernel is not None
     targets = (GROUPED_TARGET, GROUPED_GATED_TARGET) if problem.groups else (TARGET, GATED_TARGET)
-    attributes = wire.attributes(choice.kernel.name, choice.config, problem)
+    attributes = wire.attributes(choice.kernel.name, choice.config, replace(problem, arithmetic=choice.arithmetic))
     return _run(targets[problem.gated], choice, [shape], problem.dtypes[2], operands, attributes)[0]
 
 
 def call_list(choice: Choice, problems: Sequence[Problem], operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Several problems in one call, a result of shape (m, n) each. Operands are all a, then all b."""
     assert choice.kernel is not None
-    attributes = wire.many_attributes(choice.kernel.name, choice.config, problems)
+    asked = [replace(problem, arithmetic=choice.arithmetic) for problem in problems]
+    attributes = wire.many_attributes(choice.kernel.name, choice.config, asked)
     shapes = [(p.m, p.n) for p in problems]
     return _run(MANY_TARGET, choice, shapes, problems[0].dtypes[2], operands, attributes)
 

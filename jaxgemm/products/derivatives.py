@@ -16,13 +16,12 @@ from functools import partial, reduce
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
-from jaxgemm.epilogue import Epilogue, apply
+from jaxgemm.epilogue import ACTIVATIONS, Epilogue, apply
 from jaxgemm.products.kind import Linear
 
 Terms = Sequence[jax.Array]
@@ -118,11 +117,8 @@ def activated(name: str | None, dtype: np.dtype, z: Series) -> Series:
     """The series of an activation; without one it stays."""
     if name is None:
         return z
-    function = partial(_activate, name, dtype)
-    if name == "relu":  # jet takes neither its custom derivative, nor that at 0 from a maximum
-        primal, terms = z
-        return function(primal), [jnp.where(primal > 0, term, 0) for term in terms]
-    return series_of(function, z)
+    function = ACTIVATIONS[name].plain or ACTIVATIONS[name]
+    return series_of(lambda x: function(x).astype(dtype), z)
 
 
 def _activate(name: str, out_dtype: np.dtype, z: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from jaxgemm import dtypes, wire
 from jaxgemm import precision as prec
 from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import MAX_WORKSPACE, Choice, configuration
+from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, configuration
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
 from jaxgemm.problem import Matrix, Problem
@@ -242,12 +242,13 @@ def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device
     types = own[0].dtypes
     if row.platform != device.platform:
         return f"kernel '{row.name}' runs on {row.platform}, the program is for {device.platform}"
-    if refused := prec.refusal(params["precision"], np.dtype(jnp.dtype(types[0])), row.tf32):
-        return f"kernel '{row.name}': {refused}"
+    first = computed(row, own[0], params["precision"])
+    if isinstance(first, str):
+        return first
     if any(name not in dtypes.ELEMENT_TYPES for name in types):
         return f"kernel '{row.name}' has no product {types[0]} x {types[1]} -> {types[2]}"
     config = configuration(row, params["options"])
-    attributes = wire.many_attributes(row.name, config, own)
+    attributes = wire.many_attributes(row.name, config, [first, *own[1:]])
     reason: str
     reason, workspace = ffi.check_many(attributes, list(types), device.arch)
     if reason:
@@ -256,7 +257,7 @@ def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device
         return f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
     rule = rules.MANY_ONE_LAUNCH if params["kernel"] == "auto" else rules.BY_NAME
     why = f"{rule.says}: {len(own)} products share launches"
-    return Choice(row, config, workspace, why, rule=rule.name, contender=row.name)
+    return Choice(row, config, workspace, why, rule=rule.name, contender=row.name, arithmetic=first.arithmetic)
 
 
 def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> list[jax.Array]:

@@ -93,7 +93,7 @@ def test_configurations(shape, rng):
     found = candidates(ROW, (), problem, device_for("cuda"))
     assert len({candidate.config[:3] + candidate.config[6:7] for candidate in found}) == 7
     for config in [candidate.config for candidate in found] + [
-        values(cluster_m=2, cluster_n=2, swap=swap, group=1) for swap in (1, 2)
+        values(cluster_m=2, cluster_n=2, swap=swap, walk_height=1) for swap in (1, 2)
     ]:
         check_result(run(configured(problem, config), args), args)
 

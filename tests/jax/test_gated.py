@@ -373,7 +373,7 @@ ERRORS = {
         (X, W, W),
         {"activation": "swish"},
         ValueError,
-        "gated_gemm: activation: got 'swish', expected None or one of relu, gelu, gelu_erf, silu, tanh, sigmoid",
+        f"gated_gemm: activation: got 'swish', expected None or one of {', '.join(cases.ACTIVATIONS)}",
     ),
     "kernel": ((X, W, W), {"kernel": "fastest"}, ValueError, "kernel: got 'fastest', expected one of auto, "),
     "out_dtype of integers": (

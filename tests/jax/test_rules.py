@@ -153,6 +153,7 @@ LEFT = [
     (problem(m=8, n=16384, k=8192, epilogue=Epilogue(activation="gelu")), HOPPER, None, "rows-aligned"),
     (problem("uint8", out="int32"), HOPPER, None, "other-type"),
     (problem("float64"), HOPPER, None, "other-type"),
+    (replace(problem(), dtypes=("bfloat16", "float16", "float32")), HOPPER, None, "other-type"),
     (problem(), AMPERE, None, "other-chip"),
     (problem(), Device("cpu", "cpu", 0, 0), None, "other-platform"),
     (problem(), HOPPER, jax.lax.DotAlgorithmPreset.F32_F32_F32, "other-precision"),

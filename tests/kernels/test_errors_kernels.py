@@ -34,6 +34,11 @@ def test_every_kernel_names_the_option_it_lacks():
             jaxgemm.gemm(A, B, kernel=row.name, colour=1)
 
 
+def test_an_option_by_its_former_name_is_told_the_one_it_has():
+    with pytest.raises(ValueError, match="option group of kernel 'sm90' is called walk_height"):
+        jaxgemm.gemm(A, B, kernel="sm90", group=8)
+
+
 def lower(row, **options):
     """Lower a product of the kernel's first types for its platform, on any machine."""
     a, b, d, _ = row.types[0]
@@ -177,9 +182,34 @@ def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():
         lower(None)
 
 
+@pytest.mark.parametrize(
+    ("given", "dtype", "allowed"),
+    [
+        (None, "float32", ("tf32", "plain")),
+        ("default", "float32", ("tf32", "plain")),
+        (("default", "high"), "float32", ("plain",)),
+        ("highest", "float32", ("plain",)),
+        ("TF32_TF32_F32", "float32", ("tf32",)),
+        ("F32_F32_F32", "float32", ("plain",)),
+        ("BF16_BF16_F32", "float32", ()),
+        (None, "bfloat16", ("plain",)),
+        ("highest", "bfloat16", ("plain",)),
+        ("BF16_BF16_F32", "bfloat16", ("plain",)),
+        ("TF32_TF32_F32", "bfloat16", ()),
+        ("highest", "float64", ("plain",)),
+    ],
+    ids=str,
+)
+def test_a_precision_allows_arithmetics(given, dtype, allowed):
+    canonical, operand = precision.canonical(given), np.dtype(jnp.dtype(dtype))
+    assert precision.arithmetics(canonical, operand) == allowed
+    for name in precision.ARITHMETICS:
+        assert (precision.refusal(canonical, operand, name) == "") == (name in allowed)
+
+
 def test_precision_that_kernels_keep():
     for given in (None, "default", "high", "highest", ("highest", "default"), "F32_F32_F32", lax.Precision.HIGH):
         np.testing.assert_allclose(jaxgemm.gemm(A, B, precision=given, kernel="host"), 4.0)
-        assert precision.refusal(precision.canonical(given), np.dtype("float32"), tf32=False) == ""
+        assert precision.refusal(precision.canonical(given), np.dtype("float32"), "plain") == ""
     with jax.default_matmul_precision("tensorfloat32"):
         assert precision.canonical(None) == precision.canonical("tensorfloat32")

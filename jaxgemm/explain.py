@@ -97,10 +97,10 @@ def _products(
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
         composed = _walk(jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr, 1)
         products = [p for part in composed for p in _products(*part, platform, limits)]
-        found = kind.describe_composed(avals, params, decision, products)
+        found = kind.describe_composed(products, decision, avals=avals, params=params)
     else:
         assert kind.describe is not None
-        found = kind.describe(avals, types, params, decision, platform, limits)
+        found = kind.describe(avals, params, decision, limits, types=types, platform=platform)
     yield from (replace(product, trips=trips) for product in found)
 
 

@@ -275,11 +275,11 @@ def _read_through(orders: Sequence[Any], avals: Sequence[Any], params: Params) -
 
 
 def _describe(
-    avals: Sequence[Any], types: Sequence[Any], params: Params, decision: Decision, platform: str, limits: Any
+    avals: Sequence[Any], params: Params, decision: Decision, limits: Any, types: Sequence[Any], platform: str
 ) -> list[report.Product]:
     ours = decision.choice.kernel is not None
     padded = "" if ours else why_padded(platform, types[0], types[1], params["dimension_numbers"])
-    return [replace(report.of_problem(avals, params, decision, params["epilogue"], limits), padded=padded)]
+    return [replace(report.of_problem(avals, params, decision, limits), padded=padded)]
 
 
 # --- Several devices ------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def _among_devices(params: Params) -> Params:
 
 
 def _division(
-    local: Local, platform: str, avals: Sequence[Any], params: Params, decision: Decision, count: int
+    local: Local, avals: Sequence[Any], params: Params, platform: str, decision: Decision, count: int
 ) -> Division | None:
     """None where XLA computes the product, unless its sums may be of a wrong length on a device."""
     lhs, rhs = avals[:2]

@@ -11,7 +11,6 @@ None.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -166,13 +165,6 @@ def launch(decision: Decision, x: jax.Array, gate: jax.Array, up: jax.Array, **_
     return call(decision.choice, decision.problem, (*x.shape[:-1], gate.shape[1]), (x, gate, up))
 
 
-def _describe(
-    avals: Sequence[Any], _: Any, params: Params, decision: Decision, _platform: str, limits: Any
-) -> list[report.Product]:
-    after = Epilogue(activation=params["activation"])
-    return [replace(report.of_problem(avals, params, decision, after, limits), gated=report.BOTH)]
-
-
 GATED = Kind(
     name="jaxgemm_gated",
     abstract=_abstract,
@@ -187,7 +179,7 @@ GATED = Kind(
         ": a gated product is one launch on one device, and this program is divided over several; map it with "
         "shard_map over all of the mesh's axes"
     ),
-    describe=_describe,
-    describe_composed=lambda _avals, _params, decision, products: report.pair(products, decision.choice),
+    describe=lambda avals, params, decision, limits, **_: [report.of_problem(avals, params, decision, limits)],
+    describe_composed=lambda products, decision, **_: report.pair(products, decision.choice),
 )
 gated_p = register(GATED)

@@ -104,8 +104,9 @@ class Kind:
         narrow: the same with products as wide as they are in jnp, whoever computes them: those that are kept for a
             derivative, and those that several devices add up. None: as ``compose``.
         among_devices: (params) -> those of a product in a program over several devices; None: they stay.
-        division: (local, platform, types, params, decision, count) -> how ``local``, which computes it on one device,
-            is divided over ``count``; None: XLA divides what it computes. Without such a function it is composed.
+        division: (local, types, params, platform=, decision=, count=) -> how ``local``, which computes it on one
+            device, is divided over ``count``; None: XLA divides what it computes. Without such a function it is
+            composed.
         refusal: what is said, after its name, of a kernel that cannot be divided; None: it is composed then.
         linear: as what it is differentiated; None: as what it is composed of.
         jvp, transpose, taylor: rules of its own where neither is so.
@@ -116,9 +117,9 @@ class Kind:
         dimensions: (types, params) -> dimension numbers of the product of its first two operands, as which a policy
             of ``jax.checkpoint`` sees it; None: it sees none.
         of_groups: whether it is a product of groups, which JAX's own policies do not know.
-        describe: (operand types, types that are read, params, decision, platform, limits) -> what ``explain`` says of
-            it where one call computes it.
-        describe_composed: (operand types, params, decision, products) -> what it says of what it is composed of.
+        describe: (operand types, params, decision, limits, types=, platform=) -> what ``explain`` says of it where one
+            call computes it, of operands with ``types`` before transpositions that are read through.
+        describe_composed: (products, decision, avals=, params=) -> what it says of what it is composed of.
     """
 
     name: str

@@ -275,16 +275,16 @@ def _read_through(orders: Sequence[Any], types: Sequence[Any], params: Params) -
 
 
 def _describe(
-    avals: Sequence[Any], types: Sequence[Any], params: Params, decision: Decision, _: str, limits: Any
+    avals: Sequence[Any], params: Params, decision: Decision, limits: Any, types: Sequence[Any], **_: Any
 ) -> Iterator[report.Product]:
     for problem, pair in zip(problems(types, params), _pairs(avals), strict=True):
         how = f"one of {len(avals) // 2}" if problem.m and problem.n and problem.k else "zeros, without a launch"
         by = replace(decision, problem=problem)
-        yield replace(report.of_problem(pair, params, by, Epilogue(), limits), many=how)
+        yield replace(report.of_problem(pair, params, by, limits), many=how)
 
 
 def _describe_composed(
-    avals: Sequence[Any], _: Params, decision: Decision, products: Iterable[report.Product]
+    products: Iterable[report.Product], decision: Decision, avals: Sequence[Any], **_: Any
 ) -> Iterator[report.Product]:
     why = f"by itself: {decision.choice.why} ({decision.choice.rule})"
     for pair, product in zip(_pairs(avals), products, strict=True):

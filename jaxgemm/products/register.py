@@ -64,7 +64,7 @@ def register(kind: Kind) -> Primitive:
         # JAX lowers equal products once, to a function whose arguments do not show how they were made. So the rule that
         # looks for transpositions is not cached, and that of a second primitive is; and only among cached rules does
         # JAX choose by platform.
-        inner = _primitive(kind, f"{kind.name}_read_through")
+        inner = _primitive(kind, "jaxgemm_products" if kind.several else "jaxgemm_product")
         mlir.register_lowering(primitive, partial(_read_through, kind, inner), cacheable=False)
     else:
         inner = primitive
@@ -126,7 +126,7 @@ def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Call
     divided = None
     if kind.division and not by_xla:
         local = partial(_compute, kind, platform)
-        divided = kind.division(local, platform, types, params, decision, count)
+        divided = kind.division(local, types, params, platform=platform, decision=decision, count=count)
     if divided is not None:
         return partial(divided.explicit, out) if explicit else divided.automatic
     if decision.choice.kernel is not None and by_name(params) and kind.refusal:

@@ -115,11 +115,12 @@ class Product:
 
 
 def of_problem(
-    avals: Sequence[Any], params: Params, decision: Decision, epilogue: Epilogue, limits: roofline.DeviceLimits | None
+    avals: Sequence[Any], params: Params, decision: Decision, limits: roofline.DeviceLimits | None
 ) -> Product:
     """A dense product of the first two operands, or the pair of the first three, decided for as one problem."""
     problem = decision.problem
     weights = 2 if problem is not None and problem.gated else 1
+    after = params.get("epilogue") or Epilogue(activation=params.get("activation"))
     floor = None
     if limits is not None and problem is not None and all(t in ELEMENT_TYPES for t in problem.dtypes):
         a, b, d = problem.dtypes
@@ -136,7 +137,8 @@ def of_problem(
             weights=weights,
         )
     result = problem.dtypes[2] if problem is not None else np.dtype(params["preferred_element_type"]).name
-    return Product(operands_of(avals[: 1 + weights]), result, decision, epilogue, params["precision"], floor)
+    both = BOTH if weights == 2 else ""
+    return Product(operands_of(avals[: 1 + weights]), result, decision, after, params["precision"], floor, gated=both)
 
 
 def operands_of(avals: Sequence[Any]) -> str:

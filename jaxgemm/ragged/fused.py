@@ -179,9 +179,9 @@ def _taylor(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any
 # --- Several devices ------------------------------------------------------------------------------------------
 
 
-def _division(local: Any, _: str, operands: Sequence[Any], params: Params, _decision: Any, _count: int) -> Division:
+def _division(local: Any, operands: Sequence[Any], params: Params, **_: Any) -> Division:
     found = _named(operands, params)
-    first = partition.division(local, found.of_first, **_of_product(found, params, params["preferred_element_type"]))
+    first = partition.division(local, found.of_first, _of_product(found, params, params["preferred_element_type"]))
     lhs, weights, *where = first.names
     held, columns = weights[-3], weights[-1]
     names = [lhs, *[weights] * len(found.weights), *where, *[(held, columns)] * params["has_bias"]]
@@ -253,17 +253,9 @@ def _in_one_launch(platform: str, operands: Sequence[Any], found: Operands, para
 
 
 def _problem(found: Operands, params: Params) -> Problem:
-    return problem(
-        found.lhs,
-        found.weights[0],
-        found.where[0],
-        sums=False,
-        transposed=False,
-        held=found.held,
-        out=params["preferred_element_type"],
-        epilogue=_epilogue(params),
-        gated=params["gated"],
-    )
+    out, form = params["preferred_element_type"], Form(False, False, found.held)
+    after, gated = _epilogue(params), params["gated"]
+    return problem(form, found.lhs, found.weights[0], found.where[0], out, after, gated)
 
 
 def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:
@@ -275,15 +267,8 @@ def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Arra
     return call(decision.choice, decision.problem, shape, [found.lhs, *found.weights, *found.where, *extra])
 
 
-def _describe(
-    avals: Sequence[Any], _: Any, params: Params, decision: Decision, _platform: str, limits: Any
-) -> list[report.Product]:
-    product = describe(avals, params, limits, decision, _epilogue(params))
-    return [replace(product, gated=report.BOTH if params["gated"] else "")]
-
-
 def _describe_composed(
-    _: Any, params: Params, decision: Decision, products: Iterable[report.Product]
+    products: Iterable[report.Product], decision: Decision, params: Params, **_: Any
 ) -> Iterable[report.Product]:
     if params["gated"]:
         return report.pair(products, decision.choice)
@@ -301,7 +286,7 @@ GROUPED_FUSED = Kind(
     narrow=partial(compose, narrow=True),
     division=_division,
     of_groups=True,
-    describe=_describe,
+    describe=describe,
     describe_composed=_describe_composed,
 )
 grouped_fused_p = register(GROUPED_FUSED)

@@ -83,17 +83,8 @@ def decided(
 
 
 def _problem(operands: Sequence[Any], params: Params) -> Problem:
-    form = params["form"]
     lhs, rhs, sizes, _ = operands
-    return problem(
-        lhs,
-        rhs,
-        sizes,
-        sums=form.sums,
-        transposed=form.transposed,
-        held=form.held,
-        out=params["preferred_element_type"],
-    )
+    return problem(params["form"], lhs, rhs, sizes, params["preferred_element_type"])
 
 
 def launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:

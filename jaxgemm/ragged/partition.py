@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm._jax_private import explicit_axes
+from jaxgemm.products.kind import Params
 from jaxgemm.ragged import groups
 from jaxgemm.ragged.form import Form
 from jaxgemm.sharding.partition import Assignment, Division, Factors, vary_alike
@@ -29,8 +30,9 @@ Local = Callable[..., jax.Array]
 _SIZES, _OFFSET = "s0", "o0"
 
 
-def division(local: Local, operands: Sequence[Any], *, form: Form, **params: Any) -> Division:
+def division(local: Local, operands: Sequence[Any], params: Params, **_: Any) -> Division:
     """How the primitive's product of these operands, or of those with such types, is divided."""
+    form: Form = params["form"]
     weights = ("g0", "n0", "k0") if form.transposed else ("g0", "k0", "n0")
     lhs, rhs = (("k0", "m0"), ("k0", "n0")) if form.sums else (("m0", "k0"), weights)
     out = ("g0", "m0", "n0") if form.sums else ("m0", "n0")
@@ -41,8 +43,8 @@ def division(local: Local, operands: Sequence[Any], *, form: Form, **params: Any
         factors=factors,
         names=names,
         specs=lambda plan: [plan.spec(n) for n in names],
-        whole=partial(local, form=form, **params),
-        shards=partial(_on_shards, local, operands[0].shape[-2], form=form, **params),
+        whole=partial(local, **params),
+        shards=partial(_on_shards, local, operands[0].shape[-2], **params),
         replicated=(_SIZES, _OFFSET),
         even=("g0",),
     )

@@ -8,30 +8,24 @@ import numpy as np
 
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import Groups, Matrix, Problem
+from jaxgemm.ragged.form import Form
 
 
 def problem(
-    lhs: Any,
-    rhs: Any,
-    sizes: Any,
-    *,
-    sums: bool,
-    transposed: bool,
-    held: int,
-    out: Any,
-    epilogue: Epilogue | None = None,
-    gated: bool = False,
+    form: Form, lhs: Any, rhs: Any, sizes: Any, out: Any, epilogue: Epilogue | None = None, gated: bool = False
 ) -> Problem:
     """The problem of a grouped product.
 
     Args:
+        form: what it computes.
         lhs, rhs, sizes: anything with a shape and a dtype, as the primitive ``jaxgemm_grouped`` has them.
-        sums, transposed, held: as :class:`jaxgemm.ragged.product.Form` has them.
         out: type of the result.
         epilogue: a bias and an activation.
         gated: whether it is a pair of products.
     """
-    outer = next((x.shape[0] for x, rank in ((lhs, 2), (rhs, 2 if sums else 3), (sizes, 1)) if len(x.shape) > rank), 1)
+    sums, transposed, held = form.sums, form.transposed, form.held
+    given = zip((lhs, rhs, sizes), form.ranks, strict=False)
+    outer = next((x.shape[0] for x, rank in given if len(x.shape) > rank), 1)
     rows, k = lhs.shape[-2:]
     n = rhs.shape[-2 if transposed else -1]
     step = 0 if len(lhs.shape) == 2 else rows * k

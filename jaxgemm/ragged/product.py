@@ -36,17 +36,14 @@ from jax.extend.core import Primitive
 from jaxgemm import dtypes
 from jaxgemm._jax_private import mapped_mesh_axes
 from jaxgemm.choice.xla_times import together
-from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products import dense
 from jaxgemm.products.arguments import of_one_type
-from jaxgemm.products.kind import Decision, Kind, Linear, Params
+from jaxgemm.products.kind import Kind, Linear, Params
 from jaxgemm.products.register import register
-from jaxgemm.products.report import Product
 from jaxgemm.ragged import by_xla, launch, partition, parts
 from jaxgemm.ragged.form import Form
 from jaxgemm.ragged.report import describe
-from jaxgemm.sharding.partition import Division
 
 
 def _abstract(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> Any:
@@ -138,16 +135,6 @@ def _dimensions(types: Sequence[Any], params: Params) -> DimensionNumbers:
     return ((), ()), (((0,), (0,)) if batched else ((), ()))
 
 
-def _division(local: Any, _: str, types: Sequence[Any], params: Params, _decision: Decision, _count: int) -> Division:
-    return partition.division(local, types, **params)
-
-
-def _describe(
-    avals: Sequence[Any], _: Any, params: Params, decision: Decision, _platform: str, limits: Any
-) -> list[Product]:
-    return [describe(avals, params, limits, decision, Epilogue())]
-
-
 GROUPED = Kind(
     name="jaxgemm_grouped",
     abstract=_abstract,
@@ -161,9 +148,9 @@ GROUPED = Kind(
     decide=launch.decide,
     launch=launch.launch,
     by_xla=_by_xla,
-    division=_division,
+    division=partition.division,
     dimensions=_dimensions,
     of_groups=True,
-    describe=_describe,
+    describe=describe,
 )
 grouped_p: Primitive = register(GROUPED)

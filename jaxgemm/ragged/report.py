@@ -13,22 +13,21 @@ from jaxgemm import roofline
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.products.kind import Decision, Params
-from jaxgemm.products.report import Product, operands_of
+from jaxgemm.products.report import BOTH, Product, operands_of
 from jaxgemm.ragged import parts
 from jaxgemm.ragged.form import Form
 
 
 def describe(
-    avals: Sequence[Any], params: Params, limits: roofline.DeviceLimits | None, decision: Decision, after: Epilogue
-) -> Product:
+    avals: Sequence[Any], params: Params, decision: Decision, limits: roofline.DeviceLimits | None, **_: Any
+) -> list[Product]:
     """A product, or both of a gated pair.
 
     Args:
         avals: of the operands of ``jaxgemm_grouped`` or ``jaxgemm_grouped_fused``, anything with shape and dtype.
         params: the primitive's.
-        limits: of the device; None: they are not known.
         decision: what computes it.
-        after: what follows it.
+        limits: of the device; None: they are not known.
     """
     weights = 1 + params.get("gated", False)
     lhs, rhs = avals[:2]
@@ -49,7 +48,9 @@ def describe(
     result = np.dtype(params["preferred_element_type"])
     floor = None if limits is None else _floor(lhs, rhs, result, batch or 1, weights, form, params["precision"], limits)
     operands = operands_of(avals[: 1 + weights])
-    return Product(operands, result.name, decision, after, params["precision"], floor, groups=text)
+    after = Epilogue(has_bias=params.get("has_bias", False), activation=params.get("activation"))
+    both = BOTH if weights == 2 else ""
+    return [Product(operands, result.name, decision, after, params["precision"], floor, gated=both, groups=text)]
 
 
 def _floor(

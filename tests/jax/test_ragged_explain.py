@@ -11,11 +11,12 @@ from jax import lax
 import jaxgemm
 from jaxgemm import roofline
 from jaxgemm.choice import select
-from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import find_kernel
 from jaxgemm.products.kind import KINDS, Decision
-from jaxgemm.ragged import fused, product, report
+from jaxgemm.ragged import report
 from jaxgemm.ragged.form import Form
+from jaxgemm.ragged.fused import grouped_fused_p
+from jaxgemm.ragged.product import grouped_p
 
 M, K, N, GROUPS = 512, 256, 384, 8
 HELD = jax.ShapeDtypeStruct((GROUPS,), jnp.int32)
@@ -84,7 +85,7 @@ def test_a_kernel_of_ours(monkeypatch):
     other = select.configuration(row, (("tile_m", 64),))
     considered = (select.Candidate(config, 10.0), select.Candidate(other, 12.0))
     choice = select.Choice(row, config, 64, "a test", considered)
-    decide(monkeypatch, product.grouped_p, choice)
+    decide(monkeypatch, grouped_p, choice)
     (product,) = jaxgemm.explain(jaxgemm.ragged_dot, shape(M, K), shape(GROUPS, K, N), HELD, platform="cuda").products
     lines = (
         "kernel     sm90: a test",
@@ -102,7 +103,8 @@ def test_a_kernel_of_ours(monkeypatch):
 def floor_of(avals, params):
     """On an H100, whoever computes the product."""
     decision = Decision(select.Choice(None, (), 0, "a test"))
-    return report.describe(avals, params, H100, decision, Epilogue()).floor
+    (product,) = report.describe(avals, params, decision, H100)
+    return product.floor
 
 
 def biased(x, w, bias, sizes, **given):
@@ -130,7 +132,7 @@ def test_both_products_of_a_pair_that_xla_computes():
 def test_one_launch_of_all_of_it(monkeypatch):
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
     choice = select.Choice(row, select.configuration(row, ()), 0, "a test", contender="sm90", ours=3.0, theirs=5.0)
-    decide(monkeypatch, fused.grouped_fused_p, choice)
+    decide(monkeypatch, grouped_fused_p, choice)
     args = shape(3, M, K), shape(GROUPS, K, N), shape(GROUPS, N), HELD
     (product,) = jaxgemm.explain(jax.vmap(biased, (0, None, None, None)), *args, platform="cuda").products
     lines = (

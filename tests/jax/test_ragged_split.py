@@ -266,7 +266,7 @@ def test_time_that_dense_products_take():
 
     def of(rows, **options):
         x, w, sizes = (jax.ShapeDtypeStruct(s, t) for s, t in zip(((rows, 64), (4, 64, 512), (4,)), "ffi", strict=True))
-        given = problem(x, w, sizes, sums=False, transposed=False, held=4, out=np.dtype(np.float32))
+        given = problem(Form(False, False, 4), x, w, sizes, np.dtype(np.float32))
         return dense_microseconds(given, H200, **options)
 
     rate = 1e-6 * H200.bandwidth

@@ -14,6 +14,7 @@ from jaxgemm.choice import select
 from jaxgemm.choice.grouped import choose
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
 from jaxgemm.kernels import CPU, H200, UnsupportedError, find_kernel
+from jaxgemm.ragged.form import Form
 from jaxgemm.ragged.problem import problem as grouped_problem
 
 
@@ -116,7 +117,7 @@ def of_groups(m, k, n, *, sums=False, held=3, sizes=3, batch=(), dtype="bfloat16
     lhs, rhs = (*batch, m, k), (*batch, m, n) if sums else (held, k, n)
     given = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in (lhs, rhs)]
     sizes = jax.ShapeDtypeStruct((sizes,), jnp.int32)
-    return grouped_problem(*given, sizes, sums=sums, transposed=False, held=held, out=dtype)
+    return grouped_problem(Form(sums, False, held), *given, sizes, dtype)
 
 
 OF_ITS_OWN = "a grouped product's sums are of rows, and each of its groups has weights of its own"

@@ -22,6 +22,7 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
 from jaxgemm.problem import Problem
 from jaxgemm.products.call import call
+from jaxgemm.ragged.form import Form
 from jaxgemm.ragged.problem import problem as grouped_problem
 
 #: Rows times weights (held, k, n); the same with weights (held, n, k); and a sum over each group's rows.
@@ -276,8 +277,8 @@ def problem(
     """What a kernel is asked for by a product of ``Grouped``, of which sizes and numbers are no part."""
     lhs, rhs = (jax.ShapeDtypeStruct(s, dtype_of(types[0])) for s in (shape[:2], weights_shape(form, shape, held)))
     sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
-    asked = {"sums": form == "sums", "transposed": form == "transposed", "held": held, "out": dtype_of(types[1])}
-    return grouped_problem(lhs, rhs, sizes, **asked, epilogue=epilogue, gated=gated)
+    asked = Form(form == "sums", form == "transposed", held)
+    return grouped_problem(asked, lhs, rhs, sizes, dtype_of(types[1]), epilogue, gated)
 
 
 def configurations(kernel: str, problem: Problem) -> list[dict[str, int]]:

@@ -1,5 +1,5 @@
-// The types of those rungs that do not take one of ../type_lists.h, and what rows name beside launch functions.
-// Host code only.
+// The types of those rungs that do not take one of ../type_lists.h, and what rows name beside launch
+// functions. Host code only.
 #pragma once
 
 #include <string>

@@ -21,8 +21,8 @@ static constexpr KernelEntry rung(const char* name, std::span<const TypeRule> ty
           .launch = launch};
 }
 
-// launch_<name>, declared here and defined in the rung's file: `built` is JAXGEMM_CUDA_FN or JAXGEMM_SM90_FN. In
-// an unnamed namespace it would be another function, so what uses this is static instead.
+// launch_<name>, declared here and defined in the rung's file: `built` is JAXGEMM_CUDA_FN or JAXGEMM_SM90_FN.
+// In an unnamed namespace it would be another function, so what uses this is static instead.
 #define JAXGEMM_LAUNCH(built, name)                                                \
   [] {                                                                             \
     Status launch_##name(const GemmProblem&, const GemmBuffers&, const Executor&); \

@@ -6,22 +6,22 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxgemm import rules, rules_hopper
+from jaxgemm.choice import rules, rules_hopper
+from jaxgemm.choice.rules import Question, Reason, Rule, Section
+from jaxgemm.choice.select import Candidate, Choice, configuration
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
 from jaxgemm.kernels import H200, find_kernel
-from jaxgemm.primitive import Decision
 from jaxgemm.problem import Problem, plan
+from jaxgemm.products.kind import Decision
 from jaxgemm.roofline import KNOWN_DEVICES, floor
-from jaxgemm.rules import Question, Reason, Rule, Section
-from jaxgemm.select import Candidate, Choice, configuration
 
 DOCS = Path(__file__).resolve().parent.parent / "docs/auto.md"
 
 _HEAD = """\
 # What `auto` chooses
 
-<!-- Written by `python benchmarks/auto_docs.py`. Change jaxgemm/rules.py or jaxgemm/rules_hopper.py instead. -->
+<!-- Written by `python benchmarks/auto_docs.py`. Change jaxgemm/choice/rules.py or rules_hopper.py instead. -->
 
 `kernel="auto"` takes one of our kernels where it should be faster than XLA's own product, and leaves everything else to
 XLA. It decides while a program is compiled, by the product's extents, types and layout alone, in this order:
@@ -33,8 +33,8 @@ XLA. It decides while a program is compiled, by the product's extents, types and
    The least of these times is *ours*. The kernels are {contenders}.
 5. **Rules** are read in order, and the first whose condition holds decides (the tables after that). The last compares
    ours with the time that XLA's product should take, which is modelled for operands whose rows are no multiple of 16
-   bytes (`jaxgemm/xla_hopper.py`). Of aligned rows XLA's product is one of cuBLAS's many kernels: the rules say where
-   XLA does more than that one kernel, or where that one is not the best.
+   bytes (`jaxgemm/choice/xla_times.py`). Of aligned rows XLA's product is one of cuBLAS's many kernels: the rules say
+   where XLA does more than that one kernel, or where that one is not the best.
 
 A rule names the result file that it was read off. `python benchmarks/choices.py` replays the stored timings through the
 rules: what they lose against the faster side of every product, which rule decided how many, and what would be lost
@@ -69,8 +69,9 @@ _EXPLAIN = """\
 def text() -> str:
     """The page."""
     kernels = "; ".join(
-        f"{' and '.join(f'`{name}`' for name in known.kernels)} for {dtype}"
-        for dtype, known in rules.CONTENDERS.items()
+        f"{' and '.join(f'`{name}`' for name in known.kernels)} for {' x '.join(dict.fromkeys(types))}"
+        f"{'' if arithmetic == 'plain' else f' in {arithmetic}'}"
+        for (*types, arithmetic), known in rules.CONTENDERS.items()
     )
     parts = [
         _filled(_HEAD, contenders=kernels),

@@ -4,10 +4,10 @@
     python benchmarks/choices.py benchmarks/results/nvidia-h200/survey.json --worst 20
 
 A product counts where a file holds the time of the kernel of ours that expects the least now, by its own choice of
-configuration, and that of XLA's default path. The rules of jaxgemm/rules_hopper.py take one side of it; what that side
-took over the lesser of both is what they lose. The table of rules has this of the products that a rule decided, and of
-the same products if there were no such rule, so that the next one that holds decided. What jaxgemm/tuning holds is
-left aside. Run it before and after every change of a rule.
+configuration, and that of XLA's default path. The rules of jaxgemm/choice/rules_hopper.py take one side of it; what
+that side took over the lesser of both is what they lose. The table of rules has this of the products that a rule
+decided, and of the same products if there were no such rule, so that the next one that holds decided. What
+jaxgemm/tuning holds is left aside. Run it before and after every change of a rule.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxgemm
-from jaxgemm import rules, rules_hopper, select, xla_hopper
+from jaxgemm.choice import rules, rules_hopper, select, xla_times
+from jaxgemm.choice.rules import Question, Rule, Side
 from jaxgemm.kernels import Device
 from jaxgemm.measure import report
 from jaxgemm.measure.case import Case, parse_case
 from jaxgemm.roofline import KNOWN_DEVICES
-from jaxgemm.rules import Question, Rule, Side
 
 _HERE = Path(__file__).resolve().parent
 _RESULTS = _HERE / "results"
@@ -109,11 +109,11 @@ def replay(timed: Timed) -> Replayed | None:
     question = Question(problem, device, precision)
     if rules.first([rules.FACTS], question):
         return None
-    best = select.contender(problem, device)
+    best = select.contender(problem, device, precision)
     if not isinstance(best, select.Choice) or best.kernel is None or best.kernel.name not in timed.ours:
         return None
     expected = best.considered[0].microseconds if best.considered else math.inf
-    question = Question(problem, device, precision, expected, xla_hopper.microseconds(problem))
+    question = Question(problem, device, precision, expected, xla_times.microseconds(problem))
     rule, side = rules_hopper.decide(question)
     without = side if rule is LAST else rules_hopper.decide(question, without=rule.name)[1]
     return Replayed(timed, rule, side, without, {Side.OURS: timed.ours[best.kernel.name], Side.XLA: timed.xla})

@@ -15,20 +15,22 @@ import datetime
 import math
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 
 import jaxgemm
 from jaxgemm import tuning
+from jaxgemm.choice.rules import Question, Side
+from jaxgemm.choice.rules_hopper import decide
+from jaxgemm.choice.select import candidates, check, computed
+from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.kernels import default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import DTYPES, LAYOUTS, PRECISIONS, Case, parse_dtype, parse_shapes
+from jaxgemm.precision import canonical
 from jaxgemm.problem import Problem
-from jaxgemm.rules import CONTENDERS, Question, Side
-from jaxgemm.rules_hopper import decide
-from jaxgemm.select import candidates, check
-from jaxgemm.xla_hopper import microseconds
 
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))
@@ -85,19 +87,21 @@ def _tune(
 ) -> tuple[tuple[str, ...], bool]:
     """Measure one product and renew its entry; a line for the table, and whether it could be measured."""
     problem = problem_of(case)
-    found = _contenders(case, problem, count)
-    if problem is None or not found:
+    if problem is None:
+        return ("no kernel", "-", "-", "-"), True
+    question = Question(problem, device_for(default_platform()), canonical(case.jax_precision))
+    found = _contenders(question, count)
+    if not found:
         return ("no kernel", "-", "-", "-"), True
     names = [name for _, name in found]
-    here = device_for(default_platform())
-    _, side = decide(Question(problem, here, ours=found[0][0], theirs=microseconds(problem)))
+    _, side = decide(replace(question, ours=found[0][0], theirs=microseconds(problem)))
     modelled = names[0] if side is Side.OURS else "xla"
-    key = tuning.Key.of(problem)
+    key = tuning.Key.of(problem, question.precision)
     # What `auto` takes without an entry for this: what the other 16-bit type's says, or one of a device of the same
     # chip, or the model.
     alike = key.alike()
     borrowed = entries.get(alike) if alike else None
-    if borrowed is None and (elsewhere := tuning.inherited(here.name, key)):
+    if borrowed is None and (elsewhere := tuning.inherited(question.device.name, key)):
         borrowed = elsewhere.measured
     without = modelled if borrowed is None else _bench_name(borrowed.kernel, borrowed.options)
     if without not in ("xla", *names):
@@ -125,19 +129,17 @@ def problem_of(case: Case) -> Problem | None:
     return found.products[0].decision.problem
 
 
-def _contenders(case: Case, problem: Problem | None, count: int) -> list[tuple[float, str]]:
+def _contenders(question: Question, count: int) -> list[tuple[float, str]]:
     """Kernels with their best configurations, as the bench takes them, and the microseconds that the models expect.
 
     What the models choose is first.
     """
-    device = device_for(default_platform())
-    first, last, names = CONTENDERS.get(case.dtype, (0, 0, ()))
-    if problem is None or not first <= device.arch <= last:
-        return []
+    device = question.device
     found: list[tuple[float, str]] = []
-    for name in names:
+    for name in (name for known in question.measured for name in known.kernels):
         row = find_kernel(name)
-        if check(row, (), problem, device)[0]:
+        problem = computed(row, question.problem, question.precision)
+        if isinstance(problem, str) or check(row, (), problem, device)[0]:
             continue
         weighed = candidates(row, (), problem, device)[:count]
         for candidate in weighed:

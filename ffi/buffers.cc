@@ -90,12 +90,9 @@ std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Op
     i += 2;
   }
   for (; i < count; ++i) {
-    const auto [name, dtype] = operands[i];
+    const char* name = operands[i].name;
     const int64_t rows = p.grouped() ? p.batch[1] : 1;  // of the bias
     const int64_t expected = std::string_view(name) == "c" ? outputs : rows * p.n;
-    if (dtype != p.d) {
-      return join("argument '", name, "' has type ", dtype_name(dtype), ", the result has ", dtype_name(p.d));
-    }
     if (operand[i].elements != expected) {
       return join("argument '", name, "' has ", operand[i].elements, " elements, expected ", expected);
     }
@@ -151,6 +148,12 @@ std::string decode(const WireAttributes& from, const Buffers& buffers, const Pla
   }
   spec.a = operands[0].dtype;
   spec.b = operands[1].dtype;
+  spec.c = spec.bias = spec.d;
+  for (size_t i = 2; i < count; ++i) {
+    const auto [name, dtype] = operands[i];
+    if (name == std::string_view("c")) spec.c = dtype;
+    if (name == std::string_view("bias")) spec.bias = dtype;
+  }
   const GemmProblem& p = request.problem;
   if (Status s = decode_call(spec, request.problem, request.entry); !s.ok()) return s.message;
   const KernelEntry& entry = *request.entry;

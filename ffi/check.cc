@@ -120,6 +120,13 @@ Status named_kernel(std::string_view name, const KernelEntry*& entry) {
   return wrong(join("attribute 'kernel': no kernel is named '", name, "'; there are ", names));
 }
 
+Status decode_arithmetic(std::string_view name, Arithmetic& arithmetic) {
+  if (find_arithmetic(name, arithmetic)) return {};
+  std::string names;
+  for (const char* x : kArithmetics) names += join(names.empty() ? "" : ", ", x);
+  return wrong(join("attribute 'arithmetic': got '", name, "', expected one of ", names));
+}
+
 Status decode_dims(std::span<const int64_t> dims, GemmProblem& p) {
   constexpr const char* kNames[] = {"m", "n", "k", "outer batch", "inner batch"};
   if (dims.size() != std::size(kNames)) {
@@ -179,7 +186,10 @@ Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& ent
   p.a.dtype = spec.a;
   p.b.dtype = spec.b;
   p.d = spec.d;
+  p.c = spec.c;
+  p.bias = spec.bias;
   p.gated = spec.gated;
+  if (Status s = decode_arithmetic(attributes.arithmetic, p.arithmetic); !s.ok()) return s;
   if (Status s = decode_dims(attributes.dims, p); !s.ok()) return s;
   if (Status s = decode_operands(attributes, p); !s.ok()) return s;
   if (Status s = decode_epilogue(attributes, p); !s.ok()) return s;

@@ -37,6 +37,7 @@ struct Attributes {
   std::string_view activation;
   std::span<const int64_t> config;  // values of the kernel's options, or nothing
   bool has_bias = false;
+  std::string_view arithmetic;
   std::span<const int64_t> groups;  // of grouped calls only: form (1 rows, 2 sums), sizes, sizes batched
 };
 
@@ -79,15 +80,16 @@ std::string read_attributes(Attributes& to, size_t given, bool grouped, Read&& r
   each("activation", to.activation);
   each("config", to.config);
   each("has_bias", to.has_bias);
+  each("arithmetic", to.arithmetic);
   if (grouped) each("groups", to.groups);
   return each.wrong(given);
 }
 
-// A call that is not decoded: its attributes, the element types of its buffers, and whether it is of a gated
-// or a grouped product, for which there are handlers of their own.
+// A call that is not decoded: its attributes, the element types of its buffers (of c or bias, if it has none,
+// those of d), and whether it is of a gated or a grouped product, for which there are handlers of their own.
 struct CallSpec {
   Attributes attributes;
-  DType a = DType::kF32, b = DType::kF32, d = DType::kF32;
+  DType a = DType::kF32, b = DType::kF32, d = DType::kF32, c = DType::kF32, bias = DType::kF32;
   bool gated = false, grouped = false;
 };
 
@@ -98,9 +100,10 @@ inline bool is_zero(double x) { return std::bit_cast<uint64_t>(x) << 1 == 0; }
 // problem.
 Status decode_call(const CallSpec& spec, GemmProblem& problem, const KernelEntry*& entry);
 
-// The parts of it that calls of many products share: the kernel of that name; m, n, k and the batch of a
-// problem; and whether these are values of the kernel's options.
+// The parts of it that calls of many products share: the kernel of that name; the arithmetic of that name; m,
+// n, k and the batch of a problem; and whether these are values of the kernel's options.
 Status named_kernel(std::string_view name, const KernelEntry*& entry);
+Status decode_arithmetic(std::string_view name, Arithmetic& arithmetic);
 Status decode_dims(std::span<const int64_t> dims, GemmProblem& problem);
 Status check_config(const KernelEntry& entry, std::span<const int64_t> config);
 

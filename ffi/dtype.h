@@ -1,9 +1,11 @@
 // The element types of operands and results, in one table, from which all C++ and CUDA code takes what
-// depends on a type. jaxgemm/dtypes.py has the same table for Python, and a test compares the two.
+// depends on a type. jaxgemm/dtypes.py has the same table for Python, and a test compares the two. And in
+// which arithmetics elements are multiplied.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 namespace jaxgemm {
@@ -46,6 +48,29 @@ constexpr const ElementType& element_type(DType t) { return kElementTypes[static
 constexpr size_t dtype_bytes(DType t) { return element_type(t).bytes; }
 constexpr const char* dtype_name(DType t) { return element_type(t).name; }
 constexpr DType accumulator_of(DType t) { return element_type(t).accumulator; }
+
+// How elements are multiplied, which their types leave open; jaxgemm/precision.py says what a precision
+// allows.
+enum class Arithmetic : uint8_t {
+  kPlain,  // as they are
+  kTf32,   // fp32 is rounded to TF32 first, which keeps 10 bits of the fraction
+};
+
+// On the wire and in Python, in the order of the enumerators.
+inline constexpr const char* kArithmetics[] = {"plain", "tf32"};
+
+constexpr const char* arithmetic_name(Arithmetic x) { return kArithmetics[static_cast<size_t>(x)]; }
+
+// False when there is no arithmetic of that name.
+constexpr bool find_arithmetic(std::string_view name, Arithmetic& out) {
+  for (size_t i = 0; i < std::size(kArithmetics); ++i) {
+    if (name == kArithmetics[i]) {
+      out = static_cast<Arithmetic>(i);
+      return true;
+    }
+  }
+  return false;
+}
 
 // False when there is no type of that name.
 constexpr bool find_dtype(std::string_view name, DType& out) {

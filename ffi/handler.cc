@@ -54,8 +54,12 @@ ffi::Error resolve(const WireAttributes& attributes, const Buffers& buffers, con
   WireKey key;
   key.add(place.arch * 8 + static_cast<int64_t>(place.platform) * 4 + place.grouped * 2 + place.gated);
   key.add(static_cast<int64_t>(buffers.operand_count << 32 | buffers.result_count));
-  for (const Buffer& buffer : buffers.operands) key.add(buffer.elements * 256 + buffer.type + 1);
-  for (const Buffer& buffer : buffers.results) key.add(buffer.elements * 256 + buffer.type + 1);
+  const auto add = [&](std::span<const Buffer> room, size_t count) {
+    for (const Buffer& buffer : room.first(std::min(count, room.size())))
+      key.add(buffer.elements * 256 + buffer.type + 1);
+  };
+  add(buffers.operands, buffers.operand_count);
+  add(buffers.results, buffers.result_count);
   if (!key.add(attributes)) {
     const std::string wrong = know(attributes, buffers, place).wrong;
     return invalid(wrong.empty() ? "the attributes are longer than those of any call" : wrong);

@@ -35,9 +35,12 @@ struct Machine {
   double bandwidth;  // of device memory, in bytes per second; 0: not known
 };
 
-// Element types that a kernel takes and writes. Sums are in the accumulator of a's type.
+// Element types that a kernel takes and writes, and how it multiplies. Sums are in the accumulator of a's
+// type.
 struct TypeRule {
   DType a, b, d;
+  Arithmetic arithmetic = Arithmetic::kPlain;
+  DType c = d, bias = d;
 };
 
 struct Option {
@@ -86,7 +89,6 @@ struct KernelEntry {
   bool gated = false;            // runs gated problems too
   bool grouped = false;          // and grouped ones
   bool many = false;             // runs many products of different shapes in one call
-  bool tf32 = false;             // fp32 operands are rounded to TF32 on their way to the tensor cores
   bool deterministic = false;    // same bits on every run
   bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows
   // With these options fixed, and all others at any fixed values, the kernel is batch-invariant as well.

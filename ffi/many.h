@@ -15,6 +15,7 @@ struct ManyAttributes {
   std::span<const int64_t> dims;        // m, n, k of each product
   std::span<const int64_t> transposed;  // whether all a are, and all b
   std::span<const int64_t> config;      // values of the kernel's options, or nothing
+  std::string_view arithmetic;
 };
 
 // As read_attributes() of single products.
@@ -25,6 +26,7 @@ std::string read_attributes(ManyAttributes& to, size_t given, Read&& read) {
   each("dims", to.dims);
   each("transposed", to.transposed);
   each("config", to.config);
+  each("arithmetic", to.arithmetic);
   return each.wrong(given);
 }
 

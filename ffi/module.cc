@@ -32,10 +32,11 @@ nb::list registration_list() {
 nb::list kernel_list() {
   nb::list out;
   for (const KernelEntry& e : library().kernel_table()) {
-    nb::list types;
+    nb::list rules;
     for (const TypeRule& t : e.types) {
-      types.append(
-          nb::make_tuple(dtype_name(t.a), dtype_name(t.b), dtype_name(t.d), dtype_name(accumulator_of(t.a))));
+      rules.append(nb::make_tuple(dtype_name(t.a), dtype_name(t.b), dtype_name(t.d),
+                                  dtype_name(accumulator_of(t.a)), arithmetic_name(t.arithmetic),
+                                  dtype_name(t.c), dtype_name(t.bias)));
     }
     nb::dict options;
     for (const Option& o : e.options) {
@@ -50,12 +51,11 @@ nb::list kernel_list() {
     row["platform"] = e.platform == Platform::kCuda ? "cuda" : "cpu";
     row["min_arch"] = e.min_arch;
     row["max_arch"] = e.max_arch;
-    row["types"] = nb::tuple(types);
+    row["rules"] = rules;
     row["options"] = options;
     row["gated"] = e.gated;
     row["grouped"] = e.grouped;
     row["many"] = e.many;
-    row["tf32"] = e.tf32;
     row["deterministic"] = e.deterministic;
     row["batch_invariant"] = e.batch_invariant;
     row["pins"] = pins;
@@ -69,6 +69,12 @@ nb::list element_type_list() {
   nb::list out;
   for (const ElementType& t : kElementTypes)
     out.append(nb::make_tuple(t.name, t.bytes, dtype_name(t.accumulator)));
+  return out;
+}
+
+nb::list arithmetic_list() {
+  nb::list out;
+  for (const char* name : kArithmetics) out.append(name);
   return out;
 }
 
@@ -112,15 +118,21 @@ class PythonAttributes {
   std::vector<nb::object> kept_;  // keeps alive the texts and arrays that fields refer to
 };
 
-// A call as Python describes it: its attributes, and the element types of the buffers.
+// A call as Python describes it: its attributes, and the element types of a, b and d, and of c and bias where
+// these are not d's.
 class PythonCall {
  public:
   PythonCall(const nb::dict& attributes, const std::vector<std::string>& dtypes, bool gated)
       : attributes_(attributes) {
-    if (dtypes.size() != 3) throw nb::value_error("dtypes: expected the types of a, b and d");
+    if (dtypes.size() != 3 && dtypes.size() != 5)
+      throw nb::value_error("dtypes: expected the types of a, b and d, or of a, b, d, c and bias");
     spec_.a = parse_dtype(dtypes[0]);
     spec_.b = parse_dtype(dtypes[1]);
-    spec_.d = parse_dtype(dtypes[2]);
+    spec_.d = spec_.c = spec_.bias = parse_dtype(dtypes[2]);
+    if (dtypes.size() == 5) {
+      spec_.c = parse_dtype(dtypes[3]);
+      spec_.bias = parse_dtype(dtypes[4]);
+    }
     spec_.gated = gated;
     spec_.grouped = attributes.contains("groups");
     wrong_ = read_attributes(spec_.attributes, attributes.size(), spec_.grouped, attributes_);
@@ -222,6 +234,8 @@ NB_MODULE(_ffi, m) {
       "sha256 of the sources in ffi/ that the library was built from.");
   m.def("element_types", &jaxgemm::element_type_list,
         "(name, bytes, accumulator) of every element type, in the order of their numbers.");
+  m.def("arithmetics", &jaxgemm::arithmetic_list,
+        "The name of every arithmetic, in the order of their numbers.");
   nb::class_<jaxgemm::PythonCall>(m, "Call", "A call that check and candidates are asked about.")
       .def(nb::init<const nb::dict&, const std::vector<std::string>&, bool>(), nb::arg("attributes"),
            nb::arg("dtypes"), nb::arg("gated"));

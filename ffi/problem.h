@@ -16,7 +16,7 @@
 
 namespace jaxgemm {
 
-constexpr size_t kMaxOptions = 13;  // of one kernel
+constexpr size_t kMaxOptions = 24;  // of one kernel: a call keeps their values in so many places
 
 // Element (row, col) of op(X) in batch (i, j) lies at
 //   i * batch_stride[0] + j * batch_stride[1] + (transposed ? col * ld + row : row * ld + col).
@@ -46,7 +46,9 @@ struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;
   int64_t batch[2] = {1, 1};
   Matrix a, b;
-  DType d = DType::kF32;  // D, C and bias share a type; C and D are dense, row-major, batch-major.
+  // C and D are dense, row-major, batch-major. C or bias, if there is none, has D's type.
+  DType d = DType::kF32, c = DType::kF32, bias = DType::kF32;
+  Arithmetic arithmetic = Arithmetic::kPlain;
   double alpha = 1.0, beta = 0.0;
   bool has_c = false;  // false exactly when beta is 0: C is then never read.
   bool has_bias = false;

@@ -3,52 +3,87 @@
 // planning a call each time would take longer than a small product.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <iterator>
+#include <span>
 
 #include "problem.h"
 
 namespace jaxgemm {
 
-constexpr size_t kProblemWords = 17;
+// Words to compare and to hash. Two keys are equal when the same words were added in the same order.
+template <size_t kRoom>
+class Words {
+ public:
+  void add(int64_t word) {
+    if (count_ < kRoom) words_[count_] = word;
+    ++count_;
+  }
+  void add(std::span<const int64_t> words) {
+    if (count_ + words.size() <= kRoom) std::ranges::copy(words, words_.begin() + count_);
+    count_ += words.size();
+  }
+  // False when more were added than there is room for: some of them are lost.
+  bool fits() const { return count_ <= kRoom; }
 
-// All fields of a problem, and two numbers of the caller's, as words to compare and to hash.
-using ProblemKey = std::array<int64_t, kProblemWords + kMaxOptions>;
+  const int64_t* begin() const { return words_.data(); }
+  const int64_t* end() const { return words_.data() + count_; }
+  bool operator==(const Words& other) const {
+    return count_ == other.count_ && std::equal(begin(), end(), other.begin());
+  }
+
+ private:
+  std::array<int64_t, kRoom> words_;  // what is behind the last of them is not read
+  size_t count_ = 0;
+};
+
+// All fields of a problem, and two numbers of the caller's. Flags and enumerations have a byte each, of which
+// there are kKindWords words.
+constexpr size_t kKindWords = 2, kNumberWords = 16;
+using ProblemKey = Words<kKindWords + kNumberWords + kMaxOptions>;
 
 inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
-  const int64_t kinds[] = {static_cast<int64_t>(p.a.dtype),
-                           static_cast<int64_t>(p.b.dtype),
-                           static_cast<int64_t>(p.d),
-                           p.a.transposed,
-                           p.b.transposed,
-                           p.has_c,
-                           p.has_bias,
-                           p.gated,
-                           static_cast<int64_t>(p.activation)};
-  // Each flag or enumeration gets six bits.
-  static_assert(std::size(kElementTypes) <= 64 && std::size(kinds) * 6 <= 54 && kMaxOptions < 512);
-  int64_t packed = static_cast<int64_t>(p.config.size());
-  for (const int64_t kind : kinds) packed = packed << 6 | kind;
-  ProblemKey key = {first,
-                    second,
-                    packed,
-                    p.m,
-                    p.n,
-                    p.k,
-                    p.batch[0],
-                    p.batch[1],
-                    p.a.ld,
-                    p.a.batch_stride[0],
-                    p.a.batch_stride[1],
-                    p.b.ld,
-                    p.b.batch_stride[0],
-                    p.b.batch_stride[1],
-                    std::bit_cast<int64_t>(p.alpha),
-                    std::bit_cast<int64_t>(p.beta),
-                    p.groups.count << 3 | static_cast<int64_t>(p.groups.form) << 1 | p.groups.sizes_batched};
-  for (size_t i = 0; i < p.config.size() && i < kMaxOptions; ++i) key[kProblemWords + i] = p.config[i];
+  const auto byte = [](auto kind) {
+    static_assert(sizeof(kind) == 1);
+    return static_cast<uint8_t>(kind);
+  };
+  const std::array<uint8_t, 8 * kKindWords> kinds = {byte(p.a.dtype),
+                                                     byte(p.b.dtype),
+                                                     byte(p.d),
+                                                     byte(p.c),
+                                                     byte(p.bias),
+                                                     byte(p.arithmetic),
+                                                     byte(p.activation),
+                                                     byte(p.groups.form),
+                                                     p.groups.sizes_batched,
+                                                     p.a.transposed,
+                                                     p.b.transposed,
+                                                     p.has_c,
+                                                     p.has_bias,
+                                                     p.gated};
+  const auto kind_words = std::bit_cast<std::array<int64_t, kKindWords>>(kinds);
+  const std::array<int64_t, kNumberWords> numbers = {first,
+                                                     second,
+                                                     p.m,
+                                                     p.n,
+                                                     p.k,
+                                                     p.batch[0],
+                                                     p.batch[1],
+                                                     p.a.ld,
+                                                     p.a.batch_stride[0],
+                                                     p.a.batch_stride[1],
+                                                     p.b.ld,
+                                                     p.b.batch_stride[0],
+                                                     p.b.batch_stride[1],
+                                                     std::bit_cast<int64_t>(p.alpha),
+                                                     std::bit_cast<int64_t>(p.beta),
+                                                     p.groups.count};
+  ProblemKey key;
+  key.add(kind_words);
+  key.add(numbers);
+  key.add(p.config);
   return key;
 }
 

@@ -42,6 +42,26 @@ std::string not_integral(const KernelEntry& entry, const GemmProblem& p) {
   return {};
 }
 
+// Why no rule of the entry has the problem's types and its arithmetic, or an empty string.
+std::string untyped_reason(const KernelEntry& entry, const GemmProblem& p) {
+  const TypeRule* near = nullptr;  // the rule that has most of them
+  for (const TypeRule& t : entry.types) {
+    if (t.a != p.a.dtype || t.b != p.b.dtype || t.d != p.d) continue;
+    if (t.arithmetic == p.arithmetic && t.c == p.c && t.bias == p.bias) return {};
+    if (!near || t.arithmetic == p.arithmetic) near = &t;
+  }
+  const std::string types =
+      join(dtype_name(p.a.dtype), " x ", dtype_name(p.b.dtype), " -> ", dtype_name(p.d));
+  if (!near) return join("kernel '", entry.name, "' got ", types, "; it supports ", types_text(entry));
+  if (near->arithmetic != p.arithmetic) {
+    return join("kernel '", entry.name, "' multiplies ", types, " in the arithmetic '",
+                arithmetic_name(near->arithmetic), "', got '", arithmetic_name(p.arithmetic), "'");
+  }
+  const bool c = near->c != p.c;
+  return join("argument '", c ? "c" : "bias", "' has type ", dtype_name(c ? p.c : p.bias), ", kernel '",
+              entry.name, "' takes ", dtype_name(c ? near->c : near->bias), " for ", types);
+}
+
 // Why the entry runs no problem of these types, or none on such a device.
 std::string unfit_reason(const KernelEntry& entry, const GemmProblem& p, int arch) {
   if (!entry.launch) return join("kernel '", entry.name, "' is a CUDA kernel and this build has none");
@@ -50,13 +70,7 @@ std::string unfit_reason(const KernelEntry& entry, const GemmProblem& p, int arc
                 entry.min_arch % 10, entry.max_arch == entry.min_arch ? "" : " or newer", ", the device has ",
                 arch / 10, ".", arch % 10);
   }
-  bool typed = false;
-  for (const TypeRule& t : entry.types) typed = typed || (t.a == p.a.dtype && t.b == p.b.dtype && t.d == p.d);
-  if (!typed) {
-    return join("kernel '", entry.name, "' got ", dtype_name(p.a.dtype), " x ", dtype_name(p.b.dtype), " -> ",
-                dtype_name(p.d), "; it supports ", types_text(entry));
-  }
-  return {};
+  return untyped_reason(entry, p);
 }
 
 }  // namespace

@@ -5,8 +5,6 @@
 // key.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -16,6 +14,7 @@
 
 #include "check.h"
 #include "many.h"
+#include "recall.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgemm {
@@ -50,14 +49,11 @@ inline std::string read(const WireAttributes& from, ManyAttributes& to) {
   return read_attributes(to, dictionary.size(), looked_up_in(dictionary));
 }
 
-// Everything of a call but its buffers' addresses, as words. Two keys are equal when the same words were
-// added in the same order.
-class WireKey {
+// Everything of a call but its buffers' addresses, as words: room for every call of this library, of which
+// what is no option takes fewer than 72.
+class WireKey : public Words<72 + kMaxOptions> {
  public:
-  void add(int64_t word) {
-    if (count_ < words_.size()) words_[count_] = word;
-    ++count_;
-  }
+  using Words::add;
   // False for attributes that no call of this library has: nested ones, or more than a key has room for.
   bool add(const WireAttributes& from) {
     const XLA_FFI_Attrs& x = *from.attrs;
@@ -71,13 +67,7 @@ class WireKey {
       add(*x.names[i]);
       add(value);
     }
-    return count_ <= words_.size();
-  }
-
-  const int64_t* begin() const { return words_.data(); }
-  const int64_t* end() const { return words_.data() + count_; }
-  bool operator==(const WireKey& other) const {
-    return count_ == other.count_ && std::equal(begin(), end(), other.begin());
+    return fits();
   }
 
  private:
@@ -120,9 +110,6 @@ class WireKey {
         return {nullptr, 1};
     }
   }
-
-  std::array<int64_t, 80> words_{};  // enough for every call of this library, whatever its kernel's options
-  size_t count_ = 0;
 };
 
 }  // namespace jaxgemm

@@ -74,7 +74,7 @@ class Epilogue:
         """Whether the result is linear in each operand: only ``alpha`` is applied."""
         return not self.has_c and not self.has_bias and self.activation is None
 
-    def split(self, extra: Sequence[T]) -> tuple[T | None, T | None]:
+    def c_and_bias(self, extra: Sequence[T]) -> tuple[T | None, T | None]:
         """(c, bias) out of the operands that follow a and b."""
         c = extra[0] if self.has_c else None
         bias = extra[-1] if self.has_bias else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
+from typing import NamedTuple
 
 import jax
 
@@ -13,6 +15,25 @@ from jaxgemm._runtime import ffi
 
 class UnsupportedError(ValueError):
     """A kernel asked for by name cannot run the problem; the message says why and what it does support."""
+
+
+class TypeRule(NamedTuple):
+    """Element types that a kernel takes together, and how it multiplies them.
+
+    Attributes:
+        a, b, d: of the operands and the result.
+        accumulator: of the sums.
+        arithmetic: one of :data:`jaxgemm.precision.ARITHMETICS`.
+        c, bias: of what is added.
+    """
+
+    a: str
+    b: str
+    d: str
+    accumulator: str
+    arithmetic: str
+    c: str
+    bias: str
 
 
 @dataclass(frozen=True)
@@ -26,10 +47,9 @@ class Kernel:
         platform: "cpu" or "cuda".
         min_arch: lowest compute capability, times ten; 0 on CPU.
         max_arch: highest, or 0 for no limit.
-        types: the (a, b, d, accumulator) element types it is compiled for.
+        rules: the element types it is compiled for.
         options: keyword options of ``gemm`` and the values each takes, the default first; no values: any
             integer of at least 0.
-        tf32: whether fp32 operands are rounded to TF32 (10 bits of fraction) before they are multiplied.
         deterministic: whether every run gives the same bits.
         batch_invariant: whether the bits of a row do not depend on how many rows there are.
         built: whether this build holds its code.
@@ -46,9 +66,8 @@ class Kernel:
     platform: str
     min_arch: int
     max_arch: int
-    types: tuple[tuple[str, str, str, str], ...]
+    rules: tuple[TypeRule, ...]
     options: dict[str, tuple[int, ...]]
-    tf32: bool
     deterministic: bool
     batch_invariant: bool
     built: bool
@@ -57,10 +76,25 @@ class Kernel:
     grouped: bool = False
     many: bool = False
 
+    @cached_property
+    def types(self) -> tuple[tuple[str, str, str, str], ...]:
+        """The (a, b, d, accumulator) element types it is compiled for."""
+        return tuple(dict.fromkeys(rule[:4] for rule in self.rules))
+
+    @property
+    def tf32(self) -> bool:
+        """Whether fp32 operands are rounded to TF32 (10 bits of fraction) before they are multiplied."""
+        return any(rule.arithmetic == "tf32" for rule in self.rules)
+
+    def arithmetics(self, dtypes: Sequence[str]) -> tuple[str, ...]:
+        """How it multiplies operands of the first two types; "plain" if it takes no such operands."""
+        return tuple(rule.arithmetic for rule in self.rules if rule[:2] == (*dtypes[:2],)) or ("plain",)
+
 
 @cache
 def _table() -> dict[str, Kernel]:
-    return {row["name"]: Kernel(**row) for row in ffi.kernels()}
+    rows = [row | {"rules": tuple(TypeRule(*rule) for rule in row["rules"])} for row in ffi.kernels()]
+    return {row["name"]: Kernel(**row) for row in rows}
 
 
 def kernels() -> list[Kernel]:

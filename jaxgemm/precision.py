@@ -23,6 +23,10 @@ _KEPT = {
 }
 
 
+#: By name, as ffi/dtype.h has them: what a kernel does to operands before it multiplies them; empty: nothing.
+ARITHMETICS = {"plain": "", "tf32": "rounds float32 operands to TF32"}
+
+
 def canonical(precision: Precision) -> Precision:
     """A hashable precision: None, a pair of ``lax.Precision``, a ``lax.DotAlgorithmPreset`` or a ``lax.DotAlgorithm``.
 
@@ -79,18 +83,25 @@ def _is_ours(algorithm: lax.DotAlgorithm | lax.DotAlgorithmPreset, operand: np.d
     return algorithm._replace(allow_imprecise_accumulation=False) == ours
 
 
-def refusal(precision: Precision, operand: np.dtype, tf32: bool) -> str:
-    """Why a kernel does not satisfy this precision for operands of this type; empty if it does.
+def arithmetics(precision: Precision, operand: np.dtype) -> tuple[str, ...]:
+    """The ``ARITHMETICS`` that a precision allows for operands of this type, the least exact first.
 
     Kernels accumulate in fp32 (fp64 for float64, int32 for 8-bit integers), which is at least as accurate as any
-    ``lax.Precision`` asks for; only one that rounds fp32 operands to TF32 (``tf32``) cannot serve more than the
-    default. A preset, or a ``lax.DotAlgorithm``, names one algorithm, so only that algorithm satisfies it.
+    ``lax.Precision`` asks for. A preset, or a ``lax.DotAlgorithm``, names one algorithm, so only that algorithm
+    satisfies it.
     """
-    if operand == np.float32 and tf32:
-        kept = precision in (None, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
-        if kept or precision is lax.DotAlgorithmPreset.TF32_TF32_F32:
-            return ""
-        return f"precision {precision}: the kernel rounds float32 operands to TF32"
-    if not is_algorithm(precision) or _is_ours(precision, operand):
+    default = precision in (None, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
+    allowed = {
+        "tf32": operand == np.float32 and (default or precision is lax.DotAlgorithmPreset.TF32_TF32_F32),
+        "plain": not is_algorithm(precision) or _is_ours(precision, operand),
+    }
+    return tuple(name for name, allows in allowed.items() if allows)
+
+
+def refusal(precision: Precision, operand: np.dtype, arithmetic: str) -> str:
+    """Why a kernel of this arithmetic does not satisfy this precision for operands of this type; empty if it does."""
+    if arithmetic in arithmetics(precision, operand):
         return ""
+    if does := ARITHMETICS[arithmetic]:
+        return f"precision {precision}: the kernel {does}"
     return f"precision {precision} is not one that jaxgemm's kernels compute for {operand.name} operands"

@@ -52,10 +52,11 @@ class Problem:
         m, n, k: extents of one product.
         batch: the two levels of the batch.
         a, b: how the operands lie in memory.
-        dtypes: element types of a, b and d, by name.
+        dtypes: element types by name, of a, b and d, and of c and bias where these are not d's.
         epilogue: what follows the product.
         gated: whether the result is ``activation(a b) * (a b_up)``, with a ``b_up`` that lies as ``b`` does.
         groups: of a grouped product, whose inner batch is that of the groups which have a b or a result.
+        arithmetic: how elements are multiplied, one of :data:`jaxgemm.precision.ARITHMETICS`.
     """
 
     m: int
@@ -64,10 +65,11 @@ class Problem:
     batch: tuple[int, int]
     a: Matrix
     b: Matrix
-    dtypes: tuple[str, str, str]
+    dtypes: tuple[str, ...]
     epilogue: Epilogue
     gated: bool = False
     groups: Groups | None = None
+    arithmetic: str = "plain"
 
     @property
     def flops(self) -> int:

@@ -31,6 +31,7 @@ def attributes(kernel: str, config: tuple[int, ...], problem: Problem) -> dict[s
         "activation": epilogue.activation or "none",
         "config": _integers(*config),
         "has_bias": bool(epilogue.has_bias),
+        "arithmetic": problem.arithmetic,
     }
 
 
@@ -42,6 +43,7 @@ def many_attributes(kernel: str, config: tuple[int, ...], problems: Sequence[Pro
         "dims": _integers(*(n for p in problems for n in (p.m, p.n, p.k))),
         "transposed": _integers(first.a.transposed, first.b.transposed),
         "config": _integers(*config),
+        "arithmetic": first.arithmetic,
     }
 
 

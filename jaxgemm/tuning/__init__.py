@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgemm import precision as prec
 from jaxgemm.problem import Problem
 from jaxgemm.roofline import KNOWN_DEVICES
 
@@ -32,8 +33,8 @@ class Key:
         m, n, k: extents.
         batch: products in one call.
         layout: which operand is stored transposed, as in "NT".
-        dtype: of both operands.
-        out_dtype: of the result.
+        a, b, d: element types of the operands and the result.
+        arithmetic: the least exact that is allowed, one of :data:`jaxgemm.precision.ARITHMETICS`.
     """
 
     m: int
@@ -41,25 +42,29 @@ class Key:
     k: int
     batch: int
     layout: str
-    dtype: str
-    out_dtype: str
+    a: str
+    b: str
+    d: str
+    arithmetic: str = "plain"
 
     @classmethod
-    def of(cls, p: Problem) -> Key:
-        """The key of a problem."""
-        layout = "".join("T" if x.transposed else "N" for x in (p.a, p.b))
-        return cls(p.m, p.n, p.k, p.batch[0] * p.batch[1], layout, p.dtypes[0], p.dtypes[2])
+    def of(cls, p: Problem, precision: prec.Precision) -> Key:
+        """The key of a problem at a precision that some kernel satisfies."""
+        a, b, d = p.dtypes[:3]
+        arithmetic = prec.arithmetics(precision, np.dtype(jnp.dtype(a)))[0]
+        return cls(p.m, p.n, p.k, p.batch[0] * p.batch[1], p.layout, a, b, d, arithmetic)
 
     def alike(self) -> Key | None:
         """The product of the other 16-bit type, if this is of one: it takes the same code and the same time."""
-        other = {"bfloat16": "float16", "float16": "bfloat16"}.get(self.dtype)
-        return None if other is None or self.out_dtype != self.dtype else replace(self, dtype=other, out_dtype=other)
+        other = {"bfloat16": "float16", "float16": "bfloat16"}.get(self.a)
+        alone = {self.a, self.b, self.d} == {self.a}
+        return replace(self, a=other, b=other, d=other) if other and alone else None
 
     @property
     def bytes(self) -> int:
         """Of both operands and the result, each once."""
-        a, d = (np.dtype(jnp.dtype(name)).itemsize for name in (self.dtype, self.out_dtype))
-        return self.batch * (a * self.k * (self.m + self.n) + d * self.m * self.n)
+        a, b, d = (np.dtype(jnp.dtype(name)).itemsize for name in (self.a, self.b, self.d))
+        return self.batch * (a * self.m * self.k + b * self.k * self.n + d * self.m * self.n)
 
 
 @dataclass(frozen=True)

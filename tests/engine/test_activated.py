@@ -12,10 +12,10 @@ from cases import SHORT_ACTIVATIONS, taken
 from oracle import ACTIVATIONS, Product, check_all, check_repeats, dtype_of
 
 import jaxgemm
+from jaxgemm.choice.select import candidates
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.problem import Problem, plan
-from jaxgemm.select import candidates
 
 ROW = find_kernel("sm90")
 BF16, F16 = (next(types for types in ROW.types if types[0] == types[2] == name) for name in ("bfloat16", "float16"))

@@ -8,9 +8,9 @@ import pytest
 from cases import LAYOUTS, taken
 from oracle import Product, check_all
 
+from jaxgemm.choice.select import candidates, configuration
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure.case import Case
-from jaxgemm.select import candidates, configuration
 
 ROW = find_kernel("sm90")
 TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")

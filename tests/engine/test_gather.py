@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from oracle import Product, check_all
 
+from jaxgemm.choice.select import check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.problem import Problem, plan
-from jaxgemm.select import check
 
 ROW = find_kernel("sm90")
 TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")

@@ -19,8 +19,8 @@ from pairs import exact
 from twins import JNP, assert_same, scalar
 
 import jaxgemm
-from jaxgemm.gated import gated_gemm
-from jaxgemm.primitive import gemm_p
+from jaxgemm.products.dense import gemm_p
+from jaxgemm.products.gated import gated_gemm
 
 kernels = pytest.mark.parametrize("kernel", ["auto", "host"])
 EVERY = range(3)

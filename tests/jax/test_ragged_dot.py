@@ -10,7 +10,8 @@ from jax import export, lax
 from jax.test_util import check_grads
 
 import jaxgemm
-from jaxgemm.grouped import by_xla, groups
+from jaxgemm.choice import xla_times
+from jaxgemm.ragged import groups
 
 M, K, N, GROUPS = 37, 16, 24, 5
 #: Sizes of five groups of 37 rows: all of them, some, too many, none, and numbers that count as 0.
@@ -320,7 +321,7 @@ def test_a_kernel_by_name_is_refused():
 @pytest.mark.parametrize("form", ["rows", "transposed"])
 def test_a_loop_over_groups_and_a_batch_of_products(form, most, monkeypatch, rng):
     """XLA's two ways give the same, and keep infinity and NaN to their group."""
-    monkeypatch.setattr(by_xla, "_MOST_COPIES", most)
+    monkeypatch.setattr(xla_times, "_MOST_COPIES", most)
     x, w = operands(rng)
     x, w = x.at[6:10].set(np.inf), w.at[3].set(np.nan)  # rows of the third group in SIZES, and the fourth's weights
     for given, offset in ((SIZES["all"], 0), (SIZES["fewer"], 2), (SIZES["more"], 0)):

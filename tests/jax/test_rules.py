@@ -7,13 +7,13 @@ import jax
 import pytest
 
 import jaxgemm
-from jaxgemm import rules, rules_hopper, select
+from jaxgemm.choice import rules, rules_hopper, select
+from jaxgemm.choice.rules import Question, Side
+from jaxgemm.choice.rules_hopper import decide
+from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem, plan
-from jaxgemm.rules import Question, Side
-from jaxgemm.rules_hopper import decide
-from jaxgemm.xla_hopper import microseconds
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
@@ -153,6 +153,7 @@ LEFT = [
     (problem(m=8, n=16384, k=8192, epilogue=Epilogue(activation="gelu")), HOPPER, None, "rows-aligned"),
     (problem("uint8", out="int32"), HOPPER, None, "other-type"),
     (problem("float64"), HOPPER, None, "other-type"),
+    (replace(problem(), dtypes=("bfloat16", "float16", "float32")), HOPPER, None, "other-type"),
     (problem(), AMPERE, None, "other-chip"),
     (problem(), Device("cpu", "cpu", 0, 0), None, "other-platform"),
     (problem(), HOPPER, jax.lax.DotAlgorithmPreset.F32_F32_F32, "other-precision"),

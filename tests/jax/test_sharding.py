@@ -17,8 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import assert_close, assert_no_more, mesh, put, traffic
 
 import jaxgemm
-from jaxgemm import select
-from jaxgemm.grouped import by_xla
+from jaxgemm.choice import select, xla_times
 
 Product = Callable[..., jax.Array]
 
@@ -291,7 +290,7 @@ def test_operands_that_are_not_placed(types, rng):
 @pytest.mark.parametrize("most", [0, 1 << 24], ids=["loop", "batch"])
 def test_a_mesh_of_explicit_axes_around_what_xla_divides(most, monkeypatch, rng):
     """What ``auto_axes`` is given, and rows that are not placed beside sizes that are, with their gradients."""
-    monkeypatch.setattr(by_xla, "_MOST_COPIES", most)
+    monkeypatch.setattr(xla_times, "_MOST_COPIES", most)
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((8, 6), (2, 6, 12)))
     sizes = np.array([3, 4], np.int32)
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +10,20 @@ import jax
 import pytest
 
 import jaxgemm
-from jaxgemm import select, tuning
+from jaxgemm import precision, tuning
+from jaxgemm.choice import rules, select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem, plan
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
-KEY = tuning.Key(640, 488, 2051, 1, "NN", "bfloat16", "bfloat16")
+
+
+def key_of(m, n, k, batch, layout, dtype):
+    return tuning.Key(m, n, k, batch, layout, *(dtype,) * 3)
+
+
+KEY = key_of(640, 488, 2051, 1, "NN", "bfloat16")
 
 
 def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue()):  # noqa: B008
@@ -67,6 +75,18 @@ def test_a_measurement_of_one_16_bit_type_holds_for_the_other(monkeypatch):
     assert select.select(problem(), HOPPER).kernel.name == "sm80"
 
 
+def test_a_measurement_is_of_operands_and_arithmetic():
+    """Whatever the kernel: float32 that may be rounded to TF32 is another product than one that may not."""
+    full, default = (tuning.Key.of(problem("float32"), precision.canonical(x)) for x in ("highest", "default"))
+    assert (full.arithmetic, default.arithmetic) == ("plain", "tf32")
+    assert full == key_of(640, 488, 2051, 1, "NN", "float32")
+    assert tuning.Key.of(problem(), None) == tuning.Key.of(problem(), precision.canonical("highest")) == KEY
+    assert KEY.alike() == key_of(640, 488, 2051, 1, "NN", "float16")
+    for other in (replace(KEY, b="float16"), replace(KEY, d="float32"), full):
+        assert other.alike() is None
+    assert replace(KEY, b="float32").bytes - KEY.bytes == 2 * KEY.k * KEY.n
+
+
 @cuda
 def test_what_auto_leaves_to_xla_is_left_whole(monkeypatch):
     """Its fp32 form, with the conversion after it, is another product, which is not in question then."""
@@ -89,8 +109,8 @@ H100 = Device("cuda", "NVIDIA H100 80GB HBM3", 90, 132)
 
 
 def test_a_device_of_the_same_chip_lends_what_memory_does_not_decide(monkeypatch):
-    key = tuning.Key(1000, 1000, 1000, 1, "NN", "bfloat16", "bfloat16")
-    streamed = tuning.Key(128, 8192, 28672, 1, "NN", "float16", "float16")
+    key = key_of(1000, 1000, 1000, 1, "NN", "bfloat16")
+    streamed = key_of(128, 8192, 28672, 1, "NN", "float16")
     entry, own = tuning.Override("xla", (), 7.0, 8.2), tuning.Override("xla", (), 6.0, 9.0)
     held = {"NVIDIA H200": {key: entry, streamed: tuning.Override("xla", (), 115.0, 120.0)}}
     monkeypatch.setattr(tuning, "overrides", lambda name: held.get(name, {}))
@@ -112,7 +132,7 @@ def test_a_thousand_cubed_is_left_to_xla_on_both():
 
 
 def test_files_say_what_was_written():
-    other = tuning.Key(1, 2, 3, 7, "TN", "float32", "float32")
+    other = key_of(1, 2, 3, 7, "TN", "float32")
     entries = {
         KEY: tuning.Override("sm90", (("tile_m", 128), ("split_k", 2)), 5.25, 7.5),
         other: tuning.Override("xla", (), 1.0, 2.0),
@@ -146,35 +166,39 @@ def run(script, monkeypatch, folder, *arguments):
     return script.main()
 
 
+def of(dtype):
+    return {(dtype, dtype, "plain"): rules.Contenders(0, 0, ("host",))}
+
+
 @pytest.mark.parametrize(("margin", "entries"), [("1e9", 0), ("-0.999", 1)])
 def test_tuning_keeps_what_is_faster_by_the_margin(script, monkeypatch, tmp_path, capsys, margin, entries):
-    monkeypatch.setattr(script, "CONTENDERS", {"float32": (0, 0, ("host",))})
+    monkeypatch.setattr(rules, "CONTENDERS", of("float32"))
     if jax.devices()[0].platform != "cpu":
         pytest.skip("the script measures on JAX's default device")
     assert run(script, monkeypatch, tmp_path, "--shapes", "16x24x8", "--dtype", "f32", "--margin", margin) == 0
     (file,) = tmp_path.glob("*.json")
     held = tuning.from_json(file.read_text())
     assert len(held) == entries
-    assert set(held) <= {tuning.Key(16, 24, 8, 1, "NN", "float32", "float32")}
+    assert set(held) <= {key_of(16, 24, 8, 1, "NN", "float32")}
     assert "16x24x8 NN f32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("borrowed", "instead"), [("host", 5.0), ("xla", None)])
 def test_tuning_compares_with_what_the_other_16_bit_type_lends(script, monkeypatch, borrowed, instead):
     """XLA is the faster here: worth an entry only where the other type's says something else."""
-    monkeypatch.setattr(script, "CONTENDERS", {"float16": (0, 0, ("host",))})
+    monkeypatch.setattr(rules, "CONTENDERS", of("float16"))
     if jax.devices()[0].platform != "cpu":
         pytest.skip("the script measures on JAX's default device")
     path = SimpleNamespace(timing=SimpleNamespace(us=3.0))
     rows = [SimpleNamespace(kernel="host", us=5.0, xla={"default": path})]
-    key = tuning.Key(16, 24, 8, 1, "NN", "float16", "float16")
+    key = key_of(16, 24, 8, 1, "NN", "float16")
     entries = {key.alike(): tuning.Override(borrowed, (), 1.0, 2.0)}
     script._tune(script.Case(16, 24, 8, "float16"), SimpleNamespace(measure=lambda *_: rows), entries, 1, 0.5)
     assert entries.get(key) == (instead and tuning.Override("xla", (), 3.0, instead))
 
 
 def test_tuning_says_what_no_kernel_covers(script, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(script, "CONTENDERS", {})
+    monkeypatch.setattr(rules, "CONTENDERS", {})
     assert run(script, monkeypatch, tmp_path, "--shapes", "16x24x8", "--dtype", "f32") == 0
     assert "no kernel" in capsys.readouterr().out
 

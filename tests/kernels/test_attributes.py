@@ -1,5 +1,7 @@
 """The attributes of a call: who writes them and who reads them agree, and what is missing, extra or of another type."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,11 @@ from calls import ATTRIBUTES, PROBLEM, K, M, N, array, call, ints, result
 
 from jaxgemm import wire
 from jaxgemm._runtime import ffi
+from jaxgemm.choice import select
+from jaxgemm.choice.grouped import choose
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
-from jaxgemm.grouped import choose
-from jaxgemm.kernels import H200, UnsupportedError, find_kernel
+from jaxgemm.kernels import CPU, H200, UnsupportedError, find_kernel
+from jaxgemm.ragged.problem import problem as grouped_problem
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
@@ -63,6 +67,21 @@ def test_a_type_of_no_kernel_is_none_for_the_check():
         checked(ATTRIBUTES, ("complex64", "float32", "float32"))
     with pytest.raises(ValueError, match="expected the types of a, b and d"):
         checked(ATTRIBUTES, ("float32", "float32"))
+    with pytest.raises(ValueError, match="or of a, b, d, c and bias"):
+        checked(ATTRIBUTES, ("float32",) * 4)
+
+
+def test_c_and_bias_have_types_of_their_own():
+    """Which a kernel's row says that it takes; today those of the result."""
+    of_result = "kernel 'host' takes float32 for float32 x float32 -> float32"
+    for c, bias, refusal in (
+        ("float32", "float32", ""),
+        ("float64", "float32", f"argument 'c' has type float64, {of_result}"),
+        ("float32", "bfloat16", f"argument 'bias' has type bfloat16, {of_result}"),
+    ):
+        assert checked(ATTRIBUTES, (*("float32",) * 3, c, bias)) == refusal
+        problem = replace(PROBLEM, dtypes=(*("float32",) * 3, c, bias))
+        assert select.check(find_kernel("host"), (), problem, CPU)[0] == refusal
 
 
 @pytest.mark.parametrize(
@@ -77,6 +96,7 @@ def test_a_type_of_no_kernel_is_none_for_the_check():
         ("alpha", "1", "Wrong attribute type: expected scalar but got string"),
         ("alpha", np.float32(7), "Wrong scalar data type: expected F64 but got F32"),
         ("beta", np.int64(7), "Wrong scalar data type: expected F64 but got S64"),
+        ("arithmetic", ints(0), "Wrong attribute type: expected string but got array"),
         ("has_bias", np.int64(7), "Wrong scalar data type: expected PRED but got S64"),
         ("has_bias", ints(0), "Wrong attribute type: expected scalar but got array"),
     ],
@@ -96,7 +116,7 @@ def of_groups(m, k, n, *, sums=False, held=3, sizes=3, batch=(), dtype="bfloat16
     lhs, rhs = (*batch, m, k), (*batch, m, n) if sums else (held, k, n)
     given = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in (lhs, rhs)]
     sizes = jax.ShapeDtypeStruct((sizes,), jnp.int32)
-    return choose.problem(*given, sizes, sums=sums, transposed=False, held=held, out=dtype)
+    return grouped_problem(*given, sizes, sums=sums, transposed=False, held=held, out=dtype)
 
 
 OF_ITS_OWN = "a grouped product's sums are of rows, and each of its groups has weights of its own"
@@ -146,5 +166,5 @@ def test_attributes_of_groups(sums, changes, text):
 )
 def test_more_than_32_bits_count(problem, text):
     with pytest.raises(UnsupportedError) as refusal:
-        choose.choose(problem, H200, precision=None, kernel="sm90")
+        choose(problem, H200, precision=None, kernel="sm90")
     assert text in str(refusal.value)

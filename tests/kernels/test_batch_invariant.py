@@ -7,11 +7,11 @@ import pytest
 from oracle import random
 
 import jaxgemm
+from jaxgemm.choice.select import INVARIANT, select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import CPU, H200, UnsupportedError
 from jaxgemm.precision import canonical
 from jaxgemm.problem import Problem, plan
-from jaxgemm.select import INVARIANT, select
 
 #: Every kind of tile edge, and what a model serves.
 ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 1000, 2048, 4096, 8192)

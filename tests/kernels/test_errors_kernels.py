@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm import precision, select
+from jaxgemm import precision
+from jaxgemm.choice import select
 from jaxgemm.kernels import Device, find_kernel
 
 A, B = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
@@ -31,6 +32,11 @@ def test_every_kernel_names_the_option_it_lacks():
         known = ", ".join(row.options) or "none"
         with pytest.raises(ValueError, match=f"kernel '{row.name}' has no option colour; its options: {known}"):
             jaxgemm.gemm(A, B, kernel=row.name, colour=1)
+
+
+def test_an_option_by_its_former_name_is_told_the_one_it_has():
+    with pytest.raises(ValueError, match="option group of kernel 'sm90' is called walk_height"):
+        jaxgemm.gemm(A, B, kernel="sm90", group=8)
 
 
 def lower(row, **options):
@@ -86,7 +92,7 @@ def test_a_named_kernel_for_a_platform_without_kernels():
 
 def _device(monkeypatch, arch):
     device = lambda platform: Device(platform, "a device", arch, 20)  # noqa: E731
-    monkeypatch.setattr("jaxgemm.primitive.device_for", device)
+    monkeypatch.setattr("jaxgemm.products.dense.device_for", device)
 
 
 @needs_cuda
@@ -176,9 +182,34 @@ def test_a_kernel_that_rounds_to_tf32_serves_no_higher_precision():
         lower(None)
 
 
+@pytest.mark.parametrize(
+    ("given", "dtype", "allowed"),
+    [
+        (None, "float32", ("tf32", "plain")),
+        ("default", "float32", ("tf32", "plain")),
+        (("default", "high"), "float32", ("plain",)),
+        ("highest", "float32", ("plain",)),
+        ("TF32_TF32_F32", "float32", ("tf32",)),
+        ("F32_F32_F32", "float32", ("plain",)),
+        ("BF16_BF16_F32", "float32", ()),
+        (None, "bfloat16", ("plain",)),
+        ("highest", "bfloat16", ("plain",)),
+        ("BF16_BF16_F32", "bfloat16", ("plain",)),
+        ("TF32_TF32_F32", "bfloat16", ()),
+        ("highest", "float64", ("plain",)),
+    ],
+    ids=str,
+)
+def test_a_precision_allows_arithmetics(given, dtype, allowed):
+    canonical, operand = precision.canonical(given), np.dtype(jnp.dtype(dtype))
+    assert precision.arithmetics(canonical, operand) == allowed
+    for name in precision.ARITHMETICS:
+        assert (precision.refusal(canonical, operand, name) == "") == (name in allowed)
+
+
 def test_precision_that_kernels_keep():
     for given in (None, "default", "high", "highest", ("highest", "default"), "F32_F32_F32", lax.Precision.HIGH):
         np.testing.assert_allclose(jaxgemm.gemm(A, B, precision=given, kernel="host"), 4.0)
-        assert precision.refusal(precision.canonical(given), np.dtype("float32"), tf32=False) == ""
+        assert precision.refusal(precision.canonical(given), np.dtype("float32"), "plain") == ""
     with jax.default_matmul_precision("tensorfloat32"):
         assert precision.canonical(None) == precision.canonical("tensorfloat32")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from oracle import Product, check_all, random
 
 import jaxgemm
+from jaxgemm.choice.select import check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import device_for
 from jaxgemm.problem import Problem, plan
-from jaxgemm.select import check
 
 
 def integral(types):

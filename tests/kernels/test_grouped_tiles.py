@@ -11,7 +11,7 @@ import pytest
 from group_cases import KINDS, Grouped, run
 
 import jaxgemm
-from jaxgemm.grouped.choose import choose
+from jaxgemm.choice.grouped import choose
 from jaxgemm.kernels import H200, device_for
 
 #: What is computed, and how many tiles and configurations there are for it.
@@ -45,7 +45,7 @@ def programs(p, kernel, rng):
     """The compiled programs of all configurations, by their options but for how tiles are walked: that is drawn."""
     found = {}
     for options in group_cases.configurations(kernel, p.problem):
-        options |= {"group": int(rng.integers(1, 17))}
+        options |= {"walk_height": int(rng.integers(1, 17))}
         launched = jax.jit(lambda arrays, options=options: p.launched(arrays, kernel, options))
         found[tuple(options.items())] = launched.lower(group_cases.on_device(p.arrays)).compile()
     return found

@@ -8,7 +8,7 @@ import pytest
 from calls import ATTRIBUTES, K, M, N, array, call, ints, result
 
 import jaxgemm
-from jaxgemm import select
+from jaxgemm.choice import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Matrix, Problem
@@ -31,6 +31,8 @@ def test_a_call_is_not_taken_for_another_that_was_sound():
             call(without=(without,), **changed)
     with pytest.raises(Exception, match="attribute 'alpha'"):
         call(alpha=ints(1))
+    with pytest.raises(Exception, match="in the arithmetic 'plain', got 'tf32'"):
+        call(arithmetic="tf32")
     for count in (3, 20, 1000):
         with pytest.raises(Exception, match=f"got {count} values"):
             call(config=ints(*[0] * count))
@@ -120,6 +122,14 @@ ERRORS = {
         {"operands": (array(M, K), array(K, N, dtype=jnp.bfloat16))},
         "kernel 'host' got float32 x bfloat16 -> float32; it supports float32 x float32 -> float32",
     ),
+    "an arithmetic that there is not": (
+        {"arithmetic": "tf16"},
+        "attribute 'arithmetic': got 'tf16', expected one of plain, tf32",
+    ),
+    "an arithmetic of other kernels": (
+        {"arithmetic": "tf32"},
+        "kernel 'host' multiplies float32 x float32 -> float32 in the arithmetic 'plain', got 'tf32'",
+    ),
     "int32 operands": (
         {
             "operands": (array(M, K, dtype=np.int32), array(K, N, dtype=np.int32)),
@@ -129,11 +139,11 @@ ERRORS = {
     ),
     "c of another type": (
         {"operands": (array(M, K), array(K, N), array(M, N, dtype=np.float64)), "beta": np.float64(1)},
-        "argument 'c' has type float64, the result has float32",
+        "argument 'c' has type float64, kernel 'host' takes float32 for float32 x float32 -> float32",
     ),
     "bias of another type": (
         {"operands": (array(M, K), array(K, N), array(N, dtype=jnp.float16)), "has_bias": np.bool_(True)},
-        "argument 'bias' has type float16, the result has float32",
+        "argument 'bias' has type float16, kernel 'host' takes float32 for float32 x float32 -> float32",
     ),
     # Extents.
     "four dims": (

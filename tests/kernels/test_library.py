@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jaxgemm
-from jaxgemm import _runtime
+from jaxgemm import _runtime, precision
 from jaxgemm.dtypes import ELEMENT_TYPES
 
 BINDING = Path(importlib.import_module("jaxgemm._ffi").__file__)
@@ -84,6 +84,15 @@ def test_both_tables_of_element_types_say_the_same():
     for row in jaxgemm.kernels():
         for a, b, _, sums in row.types:
             assert {ELEMENT_TYPES[a].accumulator, ELEMENT_TYPES[b].accumulator} == {sums}, row.name
+
+
+def test_both_tables_of_arithmetics_say_the_same():
+    assert _runtime.ffi.arithmetics() == [*precision.ARITHMETICS]
+    rules = {row.name: row.rules for row in jaxgemm.kernels()}
+    assert {rule.arithmetic for rule in rules["wmma_tf32"]} == {"tf32"}
+    for rule in (rule for name, of in rules.items() if name != "wmma_tf32" for rule in of):
+        assert rule.arithmetic == ("tf32" if rule in rules["wmma"] and rule.a == "float32" else "plain")
+        assert (rule.c, rule.bias) == (rule.d, rule.d)
 
 
 def test_the_digest_follows_the_sources(tmp_path):

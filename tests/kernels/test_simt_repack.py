@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from oracle import Product, check_all, check_repeats, check_special_values
 
-from jaxgemm import select
+from jaxgemm.choice import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, find_kernel
 from jaxgemm.problem import Problem, plan

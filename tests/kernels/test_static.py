@@ -7,7 +7,6 @@ does any see that a tile or a type came to multiply the kernels that are built.
 
 import collections
 import io
-import re
 import sys
 import zipfile
 from pathlib import Path
@@ -118,8 +117,8 @@ def by_tile(compiled):
         pytest.skip("this build has no such kernel")
     first = {}
     for f in compiled:
-        if f.belongs("sm90") and (match := re.search(r"TileConfig(\w+?5GatedE0E\w+?)EEELNS", f.mangled)):
-            first.setdefault(match[1], f)
+        if f.belongs("sm90") and f.tile and not f.tile["gated"]:
+            first.setdefault(tuple(f.tile.values()), f)
     assert first
     return [(f, schedule(f)) for f in first.values()]
 
@@ -135,7 +134,7 @@ def test_products_of_a_step_are_in_flight_together(by_tile):
 def test_a_bias_is_not_waited_for_before_the_products(by_tile):
     """Loads in front of a tile's main loop: who uses them there has the tensor cores wait for memory, tile by tile."""
     for f, code in by_tile:
-        if "GroupedE0E" not in f.mangled:
+        if f.tile["tokens"] or f.tile["many"]:
             continue  # where a tile lies, a grouped product reads in memory as well
         products = next(i for i, x in enumerate(code) if x.name == "WARPGROUP.ARRIVE")
         loads = [i for i, x in enumerate(code[:products]) if x.name.startswith("LDG.")]

@@ -24,6 +24,7 @@ ATTRIBUTES = {
     "activation": "none",
     "config": ints(),
     "has_bias": False,
+    "arithmetic": "plain",
 }
 
 

@@ -17,12 +17,12 @@ from jax import lax
 from oracle import Gated, Product, coarser, compare, dtype_of, finite, poison, random
 
 import jaxgemm
+from jaxgemm.choice.select import candidates, configuration, resolve
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.grouped import choose
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
-from jaxgemm.primitive import call
 from jaxgemm.problem import Problem
-from jaxgemm.select import candidates, configuration, resolve
+from jaxgemm.products.call import call
+from jaxgemm.ragged.problem import problem as grouped_problem
 
 #: Rows times weights (held, k, n); the same with weights (held, n, k); and a sum over each group's rows.
 FORMS = ("rows", "transposed", "sums")
@@ -277,7 +277,7 @@ def problem(
     lhs, rhs = (jax.ShapeDtypeStruct(s, dtype_of(types[0])) for s in (shape[:2], weights_shape(form, shape, held)))
     sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
     asked = {"sums": form == "sums", "transposed": form == "transposed", "held": held, "out": dtype_of(types[1])}
-    return choose.problem(lhs, rhs, sizes, **asked, epilogue=epilogue, gated=gated)
+    return grouped_problem(lhs, rhs, sizes, **asked, epilogue=epilogue, gated=gated)
 
 
 def configurations(kernel: str, problem: Problem) -> list[dict[str, int]]:

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import jaxgemm
+from jaxgemm.choice.rules import Side
 from jaxgemm.measure.case import Case
-from jaxgemm.rules import Side
 
 built = pytest.mark.skipif(
     not next(row for row in jaxgemm.kernels() if row.name == "sm90").built, reason="this build has no CUDA kernels"

@@ -10,7 +10,7 @@ import pytest
 
 import jaxgemm
 from jaxgemm.__main__ import main
-from jaxgemm.kernels import find_kernel
+from jaxgemm.kernels import TypeRule, find_kernel
 from jaxgemm.measure import bench, case, plot, provenance, report
 from jaxgemm.measure.case import Case
 
@@ -275,9 +275,8 @@ def test_parse_kernel_checks_options(monkeypatch):
         platform="cuda",
         min_arch=80,
         max_arch=0,
-        types=(("float32",) * 4,),
+        rules=(TypeRule(*("float32",) * 4, "plain", "float32", "float32"),),
         options={"tile": (128, 64), "split": ()},
-        tf32=False,
         deterministic=True,
         batch_invariant=True,
         built=True,

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from jaxgemm.choice.select import candidates
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure import configurations
 from jaxgemm.measure.case import Case
 from jaxgemm.measure.configurations import Product, Table
-from jaxgemm.select import candidates
 
 ROW = find_kernel("sm90")
 CASES = (

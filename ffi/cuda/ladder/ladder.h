@@ -8,13 +8,13 @@
 
 namespace jaxgemm::cuda {
 
-inline constexpr TypeRule kTf32Types[] = {{DType::kF32, DType::kF32, DType::kF32}};
+inline constexpr TypeRule kTf32Types[] = {{DType::kF32, DType::kF32, DType::kF32, Arithmetic::kTf32}};
 inline constexpr TypeRule kHalfTypes[] = {{DType::kF16, DType::kF16, DType::kF32},
                                           {DType::kF16, DType::kF16, DType::kF16}};
 inline constexpr TypeRule kWmmaTypes[] = {
     {DType::kF16, DType::kF16, DType::kF32},   {DType::kF16, DType::kF16, DType::kF16},
     {DType::kBF16, DType::kBF16, DType::kF32}, {DType::kU8, DType::kU8, DType::kS32},
-    {DType::kS8, DType::kS8, DType::kS32},     {DType::kF32, DType::kF32, DType::kF32},
+    {DType::kS8, DType::kS8, DType::kS32},     {DType::kF32, DType::kF32, DType::kF32, Arithmetic::kTf32},
     {DType::kF64, DType::kF64, DType::kF64},
 };
 

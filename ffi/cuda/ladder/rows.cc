@@ -32,12 +32,6 @@ static constexpr KernelEntry rung(const char* name, std::span<const TypeRule> ty
 // The rung of the file <name>.cu.
 #define JAXGEMM_RUNG(name, types, summary) rung(#name, types, summary, JAXGEMM_LAUNCH(JAXGEMM_CUDA_FN, name))
 
-static constexpr KernelEntry wmma_tf32() {
-  KernelEntry row = JAXGEMM_RUNG(wmma_tf32, kTf32Types, "WMMA 16 x 16 x 8 in TF32, 64 x 64 x 8 tiles");
-  row.tf32 = true;
-  return row;
-}
-
 // WMMA's tile shapes; 0 is the default of the operands' type. Not every combination exists: unsupported_wmma
 // knows those that do.
 constexpr int64_t kWmmaTileMN[] = {0, 8, 16, 32}, kWmmaTileK[] = {0, 4, 8, 16};
@@ -47,7 +41,6 @@ static constexpr KernelEntry wmma() {
   KernelEntry row = JAXGEMM_RUNG(
       wmma, kWmmaTypes, "one warp per WMMA tile, fragments from global memory, every WMMA type and shape");
   row.options = kWmmaOptions;
-  row.tf32 = true;
   row.unsupported = JAXGEMM_CUDA_FN(unsupported_wmma);
   return row;
 }
@@ -78,7 +71,7 @@ constexpr KernelEntry kRows[] = {
     JAXGEMM_RUNG(shared_pipeline, kSingleTypes, "tiles loaded one step ahead too"),
     JAXGEMM_RUNG(warp_tiled, kSingleTypes, "warp tiles, double-buffered 128 x 128 x 8"),
     JAXGEMM_RUNG(outer_product, kSingleTypes, "C in shared memory, rank-1 updates from registers"),
-    wmma_tf32(),
+    JAXGEMM_RUNG(wmma_tf32, kTf32Types, "WMMA 16 x 16 x 8 in TF32, 64 x 64 x 8 tiles"),
     JAXGEMM_RUNG(wmma_f16, kHalfTypes, "WMMA 16 x 16 x 16, 64 x 64 x 16 tiles in padded shared memory"),
     wmma(),
     JAXGEMM_RUNG(

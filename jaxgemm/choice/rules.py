@@ -1,0 +1,280 @@
+"""What ``auto`` decides by: rules that are read in order, until one's condition holds.
+
+A rule says whether XLA computes a product or a kernel of ours, in one sentence, and names the result file that it was
+read off. ``explain`` prints the rule that decided, docs/auto.md lists all of them, and benchmarks/choices.py says what
+each of them gains and loses on stored timings.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgemm import precision as prec
+from jaxgemm.choice.xla_times import unaligned
+from jaxgemm.kernels import Device
+from jaxgemm.problem import Problem
+
+
+class Contenders(NamedTuple):
+    """Kernels that ``auto`` chooses from, and the compute capabilities, times ten, that they were measured on."""
+
+    oldest: int
+    newest: int
+    kernels: tuple[str, ...]
+
+
+#: By the types of both operands and an arithmetic of jaxgemm/precision.py. Where nothing was measured XLA's product is
+#: the known quantity.
+CONTENDERS = {
+    ("bfloat16", "bfloat16", "plain"): Contenders(90, 90, ("sm90", "direct")),
+    ("float16", "float16", "plain"): Contenders(90, 90, ("sm90", "direct")),
+    ("float32", "float32", "plain"): Contenders(90, 90, ("simt", "gemv")),
+}
+
+
+class Side(enum.Enum):
+    """Who computes a product by a rule."""
+
+    OURS = "ours"
+    XLA = "XLA"
+    FASTER = "the faster"  # by expected times
+
+
+@dataclass(frozen=True)
+class Question:
+    """What rules look at.
+
+    Attributes:
+        problem, device, precision: what is to be computed, where, and how exactly.
+        ours: microseconds that the best of our kernels expects; infinity where it has no cost model.
+        theirs: microseconds that XLA's product should take; None where that is not modelled.
+    """
+
+    problem: Problem
+    device: Device
+    precision: prec.Precision = None
+    ours: float = math.inf
+    theirs: float | None = None
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the first operand, by name."""
+        return self.problem.dtypes[0]
+
+    @property
+    def operands(self) -> str:
+        """Element types of the operands, once if they have the same."""
+        return " x ".join(dict.fromkeys(self.problem.dtypes[:2]))
+
+    @property
+    def arithmetics(self) -> tuple[str, ...]:
+        """Those that the precision allows, the least exact first."""
+        return prec.arithmetics(self.precision, np.dtype(jnp.dtype(self.dtype)))
+
+    @property
+    def contenders(self) -> list[Contenders]:
+        """What ``auto`` chooses from, whatever the device."""
+        keys = ((*self.problem.dtypes[:2], arithmetic) for arithmetic in self.arithmetics)
+        return [CONTENDERS[key] for key in keys if key in CONTENDERS]
+
+    @property
+    def measured(self) -> list[Contenders]:
+        """Those of them that were measured on such a device."""
+        return [x for x in self.contenders if x.oldest <= self.device.arch <= x.newest]
+
+    @property
+    def platform(self) -> str:
+        """What the program is for: "cuda", "cpu", or another JAX platform."""
+        return self.device.platform
+
+    @property
+    def capability(self) -> str:
+        """The device's compute capability, as in "9.0"."""
+        return f"{self.device.arch / 10:.1f}"
+
+    @property
+    def is_16bit(self) -> bool:
+        """Whether elements of the operands have 16 bits."""
+        return np.dtype(jnp.dtype(self.dtype)).itemsize == 2
+
+    @property
+    def unaligned(self) -> bool:
+        """Whether rows of an operand are no multiple of 16 bytes."""
+        return unaligned(self.problem)
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one product, not a batch of them."""
+        return self.problem.batch == (1, 1)
+
+    @property
+    def k(self) -> int:
+        """How long the sums are."""
+        return self.problem.k
+
+    @property
+    def short(self) -> int:
+        """The result's shorter side, rows or columns."""
+        return min(self.problem.m, self.problem.n)
+
+    @property
+    def long(self) -> int:
+        """The result's longer side."""
+        return max(self.problem.m, self.problem.n)
+
+    @property
+    def activates(self) -> bool:
+        """Whether there is an activation that costs XLA's small kernels time."""
+        return not self.problem.epilogue.cheap_activation
+
+    def prefers(self, side: Side) -> Side:
+        """The side itself, or the one that expects less time if that is what is asked for."""
+        if side is not Side.FASTER:
+            return side
+        return Side.OURS if self.ours < (math.inf if self.theirs is None else self.theirs) else Side.XLA
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something computes a product.
+
+    Attributes:
+        name: short and stable, in kebab case.
+        says: one sentence; "{q.k}" in it stands for the attribute of a :class:`Question`.
+        evidence: the result file that it was read off, under benchmarks/results; empty for what is no measurement.
+    """
+
+    name: str
+    says: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Rule(Reason):
+    """A reason with the condition under which it decides.
+
+    Attributes:
+        side: who computes the product then.
+        holds: the condition.
+    """
+
+    side: Side = Side.FASTER
+    holds: Callable[[Question], bool] = lambda _: True
+
+    def sentence(self, question: Question) -> str:
+        """What the rule says of a product."""
+        return self.says.format(q=question)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rules for products that have something in common.
+
+    Attributes:
+        title: what that is.
+        of: whether a product is one of them.
+        rules: in the order in which they are read.
+    """
+
+    title: str
+    of: Callable[[Question], bool]
+    rules: tuple[Rule, ...]
+
+
+def first(sections: Iterable[Section], question: Question, without: str = "") -> Rule | None:
+    """The first rule whose condition holds; None if there is none.
+
+    Args:
+        sections: are read in order, and the rules of each in theirs.
+        question: what is to be decided.
+        without: the name of a rule that is passed over.
+    """
+    for section in sections:
+        if section.of(question):
+            for rule in section.rules:
+                if rule.name != without and rule.holds(question):
+                    return rule
+    return None
+
+
+#: Facts that leave a product to XLA whatever our kernels expect.
+FACTS = Section(
+    "What no kernel of ours is asked for",
+    lambda _: True,
+    (
+        Rule(
+            "other-platform",
+            "on {q.platform} XLA's own product is the fastest there is",
+            side=Side.XLA,
+            holds=lambda q: q.platform != "cuda",
+        ),
+        Rule(
+            "other-precision",
+            "precision {q.precision} is not one that jaxgemm's kernels compute for {q.dtype} operands",
+            side=Side.XLA,
+            holds=lambda q: "plain" not in q.arithmetics,
+        ),
+        Rule(
+            "tf32",
+            "fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster",
+            side=Side.XLA,
+            holds=lambda q: q.dtype == "float32" and not prec.wants_full_fp32(q.precision),
+        ),
+        Rule(
+            "other-type",
+            "no kernel of ours is known to be faster for {q.operands}",
+            side=Side.XLA,
+            holds=lambda q: not q.contenders,
+        ),
+        Rule(
+            "other-chip",
+            "no kernel of ours is known to be faster for {q.operands} on compute capability {q.capability}",
+            side=Side.XLA,
+            holds=lambda q: not q.measured,
+        ),
+    ),
+)
+
+#: What decides before the rules for expected times are read, beside the facts.
+BY_NAME = Reason("by-name", "asked for by name")
+SYMBOLIC = Reason("symbolic-extents", "extents are symbolic, and kernels are chosen by extents that are known")
+INVARIANT = Reason(
+    "batch-invariant",
+    "batch-invariant: chosen for a fixed number of rows, whatever there are; of groups, all tiles add up in one order",
+)
+TUNED = Reason("tuned", "this very product was measured on this chip, and jaxgemm/tuning holds what was fastest")
+UNFIT = Reason("no-kernel-fits", "no kernel that was measured can run the product, each for its own reason")
+#: How a gated pair of products is computed.
+GATED_ONE_LAUNCH = Reason(
+    "gated-one-launch", "one launch expects to take no longer than two products", "nvidia-h200/gated.json"
+)
+GATED_COMPOSED = Reason(
+    "gated-composed", "two products and what follows them should take less", "nvidia-h200/gated.json"
+)
+GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes the pair in one launch")
+
+#: How a grouped product is computed.
+GROUPED_ONE_LAUNCH = Reason(
+    "grouped-one-launch", "one launch for all groups, unless dense products are modelled and should take less"
+)
+GROUPED_DENSE = Reason("grouped-dense", "a dense product for each group should take less")
+GROUPED_NOTHING = Reason("nothing-to-multiply", "there is nothing to multiply, and so no launch of a kernel")
+GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")
+
+#: How many products of different shapes are computed.
+MANY_ONE_LAUNCH = Reason("many-one-launch", "many products in few launches, whatever they take apart")
+MANY_FEW = Reason("few-products", "fewer than two of the products have anything to multiply")
+MANY_MISSING = Reason("no-many-form", "no kernel that may run here has a form for many products")
+
+#: All that decides and is no rule: these need what their caller knows.
+REASONS = (
+    *(BY_NAME, SYMBOLIC, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
+    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_NOTHING, GROUPED_MISSING, MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
+)

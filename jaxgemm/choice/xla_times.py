@@ -1,0 +1,190 @@
+"""Every time of XLA's that is assumed: how long its own products should take on Hopper, and what goes with them.
+
+`auto` chooses by these and by what our kernels expect. A product of another kind or type gets its expected time here,
+and no rule of its own.
+
+XLA times its candidates when it compiles a program, so its choice cannot be known when ours is made. But what it
+chooses from is known: cuBLAS, or kernels generated for a fusion, which it may split along k. It seems to time those
+without the copies and the sums around them, as it takes some that are slow with them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from math import prod
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import Device
+from jaxgemm.problem import Problem
+
+#: Bytes that the rows of an operand must be a multiple of, or XLA pads the operand, or takes kernels that load slowly.
+PITCH_BYTES = 16
+
+# XLA's copy of an operand: its least time, and the bytes that it reads and writes.
+_COPY_US = 1.0
+_COPY_BYTES_PER_US = 3e6
+#: By how much XLA's product of a batch is faster than ours where it copies operands first, as a share of our time; the
+#: copies come on top.
+BATCH_AHEAD = 0.08
+
+# 16-bit products with unaligned rows, by kernels that XLA generates: their rates, and what they take beside that.
+_PRODUCTS_PER_US = 60e6
+_BYTES_PER_US = 2.2e6
+_LAUNCH_US = 1.2
+_US_PER_K = 0.016  # of k up to UNSPLIT_K
+_ACTIVATION_US = 1.0
+#: The longest sums that XLA does not split. It splits longer ones, of single products, over blocks.
+UNSPLIT_K = 192
+# Launches of a product whose sums are split: where k is a multiple of the kernels' step, and where it is not, so that
+# XLA pads both operands by copies first.
+_SPLIT_US = 1.8
+_PADDED_SPLIT_US = 6.9
+_STEP_K = 64
+# The least time of single products of at least so many rows and so long sums, whose operands XLA often pads.
+_OFTEN_PADDED_US = 3.0
+_OFTEN_PADDED_M = 96
+_OFTEN_PADDED_K = 80
+
+# fp32 products with unaligned rows, at full precision, by cuBLAS's kernels with square tiles.
+_FP32_TILE = 64
+_MULTIPROCESSORS = 132
+_FP32_LAUNCH_US = 2.0
+_FP32_PRODUCTS_PER_US = 20.8e6
+_FP32_BYTES_PER_US = 2.3e6
+_FP32_TILE_K = 14  # what a tile takes beside its sums, as if they were so much longer
+
+# The kernel that makes a gated pair's result of its two products: its least time, and the bytes that it moves.
+_COMBINING_US, _COMBINING_BYTES_PER_US = 2.0, 4e6
+
+# Products of groups of fp32: operations each microsecond, in TF32 (about what benchmarks/results/nvidia-h200/
+# grouped.json has of 8 large groups) and at full precision; and microseconds of all launches of one group.
+_GROUP_TF32_PER_US, _GROUP_FP32_PER_US = 4e8, 5e7
+_GROUP_US = 10.0
+# A loop over groups copies each group's weights, which a batch of products takes from where they lie. But rows are
+# copied, and results made, for every group: so many numbers there may be, or one for so many of the weights.
+_MOST_COPIES = 1 << 24
+_WEIGHTS_OF_A_COPY = 4
+
+# At which part of a memory's bandwidth XLA makes the parts of fp32 numbers and adds their results up, and microseconds
+# of all these launches.
+_PARTS_BANDWIDTH = 0.75
+_PARTS_US = 15.0
+
+
+def microseconds(problem: Problem) -> float | None:
+    """The time that XLA's product should take, with its activation; None where it is not modelled.
+
+    Modelled are products whose operands have unaligned rows: of 16-bit types, and of fp32 at full precision, except for
+    single ones of few tiles, whose sums XLA may split. Of aligned rows XLA's product is cuBLAS's, which has many
+    kernels.
+    """
+    if not unaligned(problem):
+        return None
+    if problem.dtypes[0] == "float32":
+        few = problem.batch == (1, 1) and _fp32_tiles(problem) < _MULTIPROCESSORS
+        return None if few else _unaligned_fp32(problem)
+    if _itemsize(problem) != 2:
+        return None
+    return _unaligned_16bit(problem) + (0.0 if problem.epilogue.cheap_activation else _ACTIVATION_US)
+
+
+def unaligned(problem: Problem) -> bool:
+    """Whether rows of an operand are no multiple of ``PITCH_BYTES``."""
+    return any(x.ld * _itemsize(problem) % PITCH_BYTES for x in (problem.a, problem.b))
+
+
+def batch_copies_microseconds(problem: Problem) -> float:
+    """The time that XLA should take to copy operands before a batch: those whose two levels do not make one stride.
+
+    XLA's batches have one stride. The heads of attention that lie between its rows are an example of two.
+    """
+    outer, inner = problem.batch
+    total = 0.0
+    for x, elements in ((problem.a, problem.m * problem.k), (problem.b, problem.k * problem.n)):
+        far, near = x.batch_stride
+        if outer > 1 and inner > 1 and far and near and far != inner * near:
+            total += _COPY_US + 2 * _itemsize(problem) * outer * inner * elements / _COPY_BYTES_PER_US
+    return total
+
+
+def combining_microseconds(problem: Problem) -> float:
+    """The time that it should take to make a gated pair's result of its two products."""
+    results = problem.m * problem.n * np.dtype(jnp.dtype(problem.dtypes[2])).itemsize
+    return _COMBINING_US + 3 * results / _COMBINING_BYTES_PER_US  # two are read and one is written
+
+
+def dense_microseconds(problem: Problem, device: Device, *, full: bool = False) -> float | None:
+    """What XLA's dense products should take, of all rows by each group's weights; None where that is not modelled.
+
+    ``full``: whether those of float32 are at full precision.
+    """
+    if problem.dtypes[0] == "float32":
+        return _float32_groups(problem, device, _GROUP_FP32_PER_US if full else _GROUP_TF32_PER_US)
+    one = microseconds(replace(problem, batch=(problem.batch[0], 1), epilogue=Epilogue(), gated=False, groups=None))
+    return None if one is None else (1 + problem.gated) * math.ceil(problem.batch[1]) * one
+
+
+def together(outer: int, groups: int, m: int, k: int, n: int) -> bool:
+    """Whether a product of m rows with each of so many groups' weights is a batch, and no loop; ``outer`` of these."""
+    copies = outer * groups * m * (k + n)
+    return groups > 0 and copies <= max(_MOST_COPIES, groups * k * n // _WEIGHTS_OF_A_COPY)
+
+
+def parts_microseconds(moved: int, device: Device) -> float:
+    """The time that it should take to make parts of fp32 numbers, and add their results up, where so many bytes move.
+
+    Args:
+        moved: bytes that are read and written.
+        device: whose memory moves them.
+    """
+    return _PARTS_US + moved / (_PARTS_BANDWIDTH * device.bytes_per_us)
+
+
+def _itemsize(problem: Problem) -> int:
+    return np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
+
+
+def _fp32_tiles(problem: Problem) -> int:
+    return prod(problem.batch) * -(-problem.m // _FP32_TILE) * -(-problem.n // _FP32_TILE)
+
+
+def _unaligned_fp32(problem: Problem) -> float:
+    m, n, k = problem.m, problem.n, problem.k
+    tiles = max(_fp32_tiles(problem), _MULTIPROCESSORS)
+    traffic = 4 * prod(problem.batch) * (m * k + k * n + m * n)
+    arithmetic = tiles * _FP32_TILE**2 * (k + _FP32_TILE_K)
+    return _FP32_LAUNCH_US + max(arithmetic / _FP32_PRODUCTS_PER_US, traffic / _FP32_BYTES_PER_US)
+
+
+def _unaligned_16bit(problem: Problem) -> float:
+    m, n, k, batch = problem.m, problem.n, problem.k, prod(problem.batch)
+    single = batch == 1
+    traffic = 2 * batch * (m * k + k * n + m * n) if k else 0
+    copies = 0.0
+    if not single or k <= UNSPLIT_K:
+        launches = _LAUNCH_US + _US_PER_K * min(k, UNSPLIT_K)
+    elif k % _STEP_K == 0:
+        launches = _SPLIT_US
+    else:
+        launches = _PADDED_SPLIT_US
+        copies = 2 * 2 * k * (m + n) / _COPY_BYTES_PER_US  # read and written
+    if single and m >= _OFTEN_PADDED_M and k >= _OFTEN_PADDED_K:
+        launches = max(launches, _OFTEN_PADDED_US)
+    return launches + copies + max(batch * m * n * k / _PRODUCTS_PER_US, traffic / _BYTES_PER_US)
+
+
+def _float32_groups(problem: Problem, device: Device, per_us: float) -> float:
+    """A batch takes as long as memory or arithmetic; a loop over groups as both, and it copies weights first."""
+    outer, groups = problem.batch
+    m, n, k = problem.m, problem.n, problem.k
+    multiply = 2 * m * n * k / per_us
+    bandwidth = device.bytes_per_us
+    assert problem.groups is not None
+    if not problem.groups.sums and together(outer, math.ceil(groups), m, k, n):
+        return _GROUP_US + outer * groups * max(multiply, 4 * (2 * m * k + k * n + 2 * m * n) / bandwidth)
+    copies = 4 * (m * k + 3 * k * n + 3 * m * n) / bandwidth
+    return groups * (_GROUP_US + outer * (multiply + copies))

@@ -12,8 +12,8 @@ from jaxgemm.choice.select import Candidate, Choice, configuration
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
 from jaxgemm.kernels import H200, find_kernel
-from jaxgemm.primitive import Decision
 from jaxgemm.problem import Problem, plan
+from jaxgemm.products.kind import Decision
 from jaxgemm.roofline import KNOWN_DEVICES, floor
 
 DOCS = Path(__file__).resolve().parent.parent / "docs/auto.md"

@@ -1,11 +1,12 @@
-"""Two builds in turn on one card: what ``auto`` takes for every product of some suites, by the old one and the new one.
+"""Two builds in turn on one card: every product of some suites by the old one and the new one, by ``auto`` or a kernel.
 
     python benchmarks/builds.py /path/to/old /path/to/new --suite bf16 --suite survey --output FILE
+    python benchmarks/builds.py /path/to/old /path/to/new --suite gated --suite grouped --kernel sm90
 
 Each path is a folder that holds an installed jaxgemm. Each build runs in a process of its own, which compiles first;
 then the processes time one suite after the other, in turn, several times over. A product's time is the median of a
 round and the least of the rounds. Ratios are the old time over the new one: above 1 the new one is faster. A product
-that both leave to XLA is the same program in both: it is not timed, and counts as 1.
+that both leave to XLA, or that the kernel refuses in both, is not timed, and counts as 1.
 """
 
 from __future__ import annotations
@@ -18,14 +19,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 _HERE = Path(__file__).resolve().parent
-SUITES = ("bf16", "16bit", "unseen", "survey", "small", "pitches", "sgemm")
+SUITES = ("bf16", "16bit", "unseen", "survey", "small", "pitches", "sgemm", "gated", "grouped", "lists")
 SIDES = ("old", "new")
 #: What of a provenance record identifies a build.
 SOURCES = ("commit", "ffi_digest", "package_digest")
@@ -33,39 +31,41 @@ SOURCES = ("commit", "ffi_digest", "package_digest")
 MARK = "builds: "
 
 
-def child(suites: Sequence[str]) -> None:
+def child(kernel: str, suites: Sequence[str]) -> None:
     """Run in a build's process: tell which products are ours, compile those that the first line of input names, and
     time the suite that each further line names.
     """
     sys.path += [str(_HERE), str(_HERE.parent / "tests")]
     import jax
-    from shapes import SUITES as ALL
+    from built_products import Timed, products
+    from paths import sets_of_operands
 
     import jaxgemm
     from jaxgemm.measure import bench
 
-    cases = [(name, case) for name in suites for case in ALL[name].cases]
+    every = [(name, product) for name in suites for product in products(name)]
 
-    def is_ours(case: Any) -> bool:
-        return jaxgemm.explain(case.ours, *case.operands).products[0].kernel != "xla"
+    def is_ours(product: Timed) -> bool:
+        try:
+            found = jaxgemm.explain(product.function(kernel), *product.operands).products
+        except jaxgemm.UnsupportedError:
+            return False
+        return found[0].kernel != "xla"
 
-    ours = [[name, str(case)] for name, case in cases if is_ours(case)]
-    _say({"about": _about(jax.devices()[0]), "ours": ours, "all": [[name, str(case)] for name, case in cases]})
+    ours = [[name, product.name] for name, product in every if is_ours(product)]
+    _say({"about": _about(jax.devices()[0]), "ours": ours, "all": [[name, x.name] for name, x in every]})
     wanted = {tuple(key) for key in json.loads(sys.stdin.readline())}
-    cases = [(name, case) for name, case in cases if (name, str(case)) in wanted]
+    every = [(name, x) for name, x in every if (name, x.name) in wanted]
     runner = bench.on_default_device(repeats=16, budget_s=0.05)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = list(pool.map(lambda x: bench._compile(partial(x[1].ours, kernel="auto"), x[1], {})[0], cases))
-    numbers = np.random.default_rng(0).standard_normal(1 << 25, np.float32)
-    pools = {name: numbers.astype(jax.numpy.dtype(name)) for name in ("float32", "bfloat16", "float16")}
+        compiled = list(pool.map(lambda x: jax.jit(x[1].function(kernel)).lower(*x[1].operands).compile(), every))
     _say("compiled")
     for line in sys.stdin:
         found = []
-        for (name, case), program in zip(cases, compiled, strict=True):
+        for (name, product), program in zip(every, compiled, strict=True):
             if name == line.strip():
-                copies = max(1, min(8, -(-3 * bench.cache_bytes(runner.limits) // case.operand_bytes)))
-                inputs = [_operands(case, pools, 16384 * i) for i in range(copies)]
-                found.append((str(case), runner.times({"auto": program}, inputs)["auto"].us))
+                inputs = [product.inputs(i) for i in range(min(8, sets_of_operands(runner, product.bytes)))]
+                found.append((product.name, runner.times({"this": program}, inputs)["this"].us))
         _say(found)
 
 
@@ -84,18 +84,6 @@ def _say(value: Any) -> None:
     print(MARK + json.dumps(value), flush=True)
 
 
-def _operands(case: Any, pools: dict[str, Any], offset: int) -> tuple[Any, ...]:
-    """Random operands, cut out of a pool, which is quicker than drawing them."""
-    import jax
-
-    def cut(x: Any) -> Any:
-        pool, count = pools[np.dtype(x.dtype).name], math.prod(x.shape)
-        values = np.resize(pool[offset:], count) if offset + count > pool.size else pool[offset : offset + count]
-        return jax.device_put(values.reshape(x.shape))
-
-    return tuple(map(cut, case.operands))
-
-
 class Build:
     """A process that runs one build.
 
@@ -105,10 +93,10 @@ class Build:
         all: of every product.
     """
 
-    def __init__(self, folder: str, suites: Sequence[str]):
+    def __init__(self, folder: str, kernel: str, suites: Sequence[str]):
         env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        command = [sys.executable, "-P", __file__, "--child", *suites]
+        command = [sys.executable, "-P", __file__, "--child", kernel, *suites]
         self._process = subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         said = self._answer()
         self.about: dict[str, Any] = said["about"]
@@ -187,11 +175,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("old", help="a folder with an installed jaxgemm")
     parser.add_argument("new", help="another one")
     parser.add_argument("--suite", action="append", help=f"may be repeated (default: {', '.join(SUITES)})")
+    parser.add_argument("--kernel", default="auto", help="what computes every product (default: auto)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each suite is timed (default: 3)")
     parser.add_argument("--output", type=Path, help="a JSON file to write")
     given = parser.parse_args(arguments)
     suites = given.suite or SUITES
-    builds = [Build(folder, suites) for folder in (given.old, given.new)]
+    builds = [Build(folder, given.kernel, suites) for folder in (given.old, given.new)]
     rows = compare(builds, suites, given.rounds)
     print("\n".join(summary(rows)))
     if given.output:
@@ -199,13 +188,19 @@ def main(arguments: Sequence[str]) -> int:
         from jaxgemm.measure import provenance, report
 
         sources = {side: {x: build.about[x] for x in SOURCES} for side, build in zip(SIDES, builds, strict=True)}
-        about = {**builds[1].about, "script": provenance.script(), "rounds": given.rounds, "builds": sources}
+        about = {
+            **builds[1].about,
+            "script": provenance.script(),
+            "kernel": given.kernel,
+            "rounds": given.rounds,
+            "builds": sources,
+        }
         report.write(given.output, {**about, "rows": rows})
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2:])
+        child(sys.argv[2], sys.argv[3:])
     else:
         sys.exit(main(sys.argv[1:]))

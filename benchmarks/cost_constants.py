@@ -49,6 +49,7 @@ CONSTANTS: tuple[tuple[str, str, str], ...] = (
     ("kTrafficLines", "", "of memory traffic of results in rows that straddle lines of L2 but no sectors"),
     ("kTrafficSectors", "", "the same in rows that straddle sectors of 32 bytes too"),
     ("kTrafficSwapped", "", "times that where operands are swapped"),
+    ("kPartialTraffic", "", "of memory traffic of partial results, of which L2 keeps some until they are read"),
     ("kFinish", "", "of the epilogue by its kind, in a ping-pong tile"),
     ("kCooperativeFinish", "", "of the epilogue by its kind, in a cooperative tile"),
     ("kRealignRate", "bytes/us", "loaded and shifted by a multiprocessor"),

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.measure import configurations, report
 from jaxgemm.measure.configurations import Product
 from jaxgemm.roofline import KNOWN_DEVICES, DeviceLimits
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cost_constants
 
 _ROOT = Path(__file__).resolve().parent.parent
-_MODEL = "ffi/cuda/sm90/cost.cc"
+_MODEL = ("ffi/cuda/sm90/cost.cc", "ffi/cuda/sm90/store_path.cc")
 _TABLE = _ROOT / "benchmarks/results/sm90_configurations.json"
 _SOURCE = "nvidia-h200/fit"
 _FITTED = KNOWN_DEVICES["NVIDIA H200"]  # whose rates the constants are
@@ -44,7 +45,7 @@ _SMALL = 8.0
 
 #: What is compiled behind the model. A timing is a configuration's options as the row names them, and microseconds.
 CODE = r"""
-#include <string>
+#include "options.h"
 
 namespace {
 using namespace jaxgemm;
@@ -87,15 +88,15 @@ void add_product(int64_t m, int64_t n, int64_t k, int64_t batch, int a_transpose
 int option_count() { return kOptionCount; }
 
 // 0 where there is no such tile now. Timings may be older than the last option, which is 0 then.
-int add_timing(const int64_t* o, double us) {
-  for (int tile = 0; tile < kPlainTileCount; ++tile) {
-    const TileConfig& t = kTiles[tile];
-    if (t.tile_m != o[kTileM] || t.tile_n != o[kTileN] || int64_t(t.schedule) != o[kSchedule]) continue;
-    if (t.blocks != o[kBlocks] || t.realigns != (o[kUnaligned] == 2)) continue;
-    if (t.every_eighth != (o[kEveryEighth] == 2)) continue;
-    Product& product = products.back();
-    product.timings.push_back({{tile, int(o[kClusterM]), int(o[kClusterN]), int(o[kSplitK]), o[kSwap] == 2,
-                                int(o[kGroup]), Grid(o[kGrid]), Reduction(o[kReduction])},
+int add_timing(const int64_t* options, double us) {
+  Product& product = products.back();
+  GemmProblem p = product.problem;
+  p.config = {options, kOptionCount};
+  for (int tile = 0; tile < kTileCount; ++tile) {
+    if (!kTiles[tile].has_addend() || !options_allow(p, {.tile = tile}, {Scope::kTile})) continue;
+    const auto value = [&](OptionPlace option) { return static_cast<int>(fixed(p, option)); };
+    product.timings.push_back({{tile, value("cluster_m"), value("cluster_n"), value("split_k"), value("swap") == 2,
+                                value("walk_height"), Grid(value("grid")), Reduction(value("reduction"))},
                                std::log(us)});
     product.best = std::min(product.best, std::log(us));
     return 1;
@@ -141,10 +142,10 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
     constants = cost_constants.values(cost_constants.FILE.read_text())
     names, _ = cost_constants.flat(constants)
     source, library = folder / "model.cc", folder / "libmodel.so"
-    source.write_text((_ROOT / _MODEL).read_text() + CODE)
+    source.write_text("".join((_ROOT / file).read_text() for file in _MODEL) + CODE)
     # The model includes the file of this name that lies beside it.
     (folder / cost_constants.FILE.name).write_text(cost_constants.variables(constants))
-    flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", f"-I{(_ROOT / _MODEL).parent}"]
+    flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", f"-I{(_ROOT / _MODEL[0]).parent}"]
     compiler = shutil.which("g++")
     if compiler is None:
         raise RuntimeError("g++ is not on the PATH: the model is compiled here")
@@ -160,7 +161,7 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
     return model, names
 
 
-_ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 4}  # as ffi/problem.h counts them
+_ACTIVATIONS = {name: number for number, name in enumerate((None, *ACTIVATIONS))}  # as ffi/activation.h counts them
 
 
 def load(model: ctypes.CDLL, products: Sequence[Product], device: DeviceLimits = _FITTED) -> list[list[float]]:

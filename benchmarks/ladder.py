@@ -6,7 +6,7 @@ tensor-core kernels in each of their own types, held against XLA in those types.
 well, as its write-up chooses k by that curve.
 
     --from FILE    shows a result again, and draws it, without measuring
-    --docs         puts the figures into docs/ladder.md and draws docs/ladder.svg
+    --docs         puts the figures into docs/ladder.md and the rungs' pages and draws docs/ladder.svg
 """
 
 from __future__ import annotations

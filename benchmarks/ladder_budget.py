@@ -1,13 +1,22 @@
 """What the shape of a rung implies: operations a byte, shared memory, registers, and how many blocks fit.
 
-Nothing here is measured. tests/kernels/test_ladder.py holds it against the compiled code: its shared memory, and its
-registers.
+The shape is told at the head of the rung's source. Nothing here is measured. tests/kernels/test_ladder.py holds it
+against the compiled code: its shared memory, and its registers.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from jaxgemm.dtypes import ELEMENT_TYPES
+from jaxgemm.kernels import Kernel, kernels
+
+SOURCES = Path(__file__).resolve().parents[1] / "ffi/cuda/ladder"
 
 # A multiprocessor of compute capability 9.0.
 THREADS, REGISTERS, PARTITIONS = 2048, 65536, 4
@@ -26,9 +35,12 @@ class Rung:
         operands: registers of a thread for what it multiplies.
         registers: all of a thread's, as a multiprocessor allots them: in eights.
         shared: (lines, elements from one line to the next, bytes an element) of each array in shared memory.
-        item: bytes of an operand's element.
+        summary: what the row says it is.
+        types: of a, b and d that the budget is of: the row's first whose results are f32.
+        arithmetic: what the operands' type makes it, in which the rung's page gives its speed.
         staged: whether the block's tiles pass through its threads' registers on their way to shared memory.
         launched: whether a launch asks for the shared memory, which is more than compiled code may declare.
+        shows: by operand type, instructions that its machine code must have.
     """
 
     tile: tuple[int, int]
@@ -37,10 +49,18 @@ class Rung:
     results: int
     operands: int
     registers: int
-    shared: tuple[tuple[int, int, int], ...] = ()
-    item: int = 4
-    staged: bool = True
-    launched: bool = False
+    shared: tuple[tuple[int, int, int], ...]
+    summary: str
+    types: tuple[str, ...]
+    arithmetic: str
+    staged: bool
+    launched: bool
+    shows: dict[str, tuple[str, ...]]
+
+    @property
+    def item(self) -> int:
+        """Bytes of an operand's element."""
+        return jnp.dtype(self.types[0]).itemsize
 
     @property
     def intensity(self) -> float:
@@ -70,34 +90,50 @@ class Rung:
         return self.blocks * self.threads / THREADS
 
 
-_WIDE = (16, 128, 4)  # a tile of B, 16 of k
-_AT = (16, 132, 4)  # one of A, transposed and padded
-_WMMA_STAGE = (4, 256, 4)  # one 16 x 16 tile of results a warp
+def read(row: Kernel) -> Rung:
+    """The shape that the last paragraph at the head of a rung's source tells, a word and its value a line.
 
-_MMA_STAGE = ((128, 32, 2), (128, 32, 2))
-_WGMMA_STAGE = ((128, 64, 2), (256, 64, 2), (2, 1, 8))  # with two barriers
-_ALIGNMENT = ((1, 1024, 1),)  # until the first stage
+    tile:       m x n x k: the piece of D whose operands are read once, and how far along k at a time.
+    threads:    of a block.
+    registers:  all that a multiprocessor allots to a thread: those for its sums, those for operands.
+    tiles:      "pass through registers", where the block's do on their way to shared memory. Else absent.
+    stages:     how often there is what the next line lists. Absent: once.
+    shared:     lines x elements from one to the next x bytes an element, of each array in shared memory. Absent: none.
+    launched:   bytes that align the first stage, where a launch asks for the memory. Else absent.
+    shows:      operand type and the instructions that its code must have, for as many types as one likes.
+    """
+    head = (SOURCES / f"{row.name}.cu").read_text().partition("#include")[0]
+    said = dict(re.findall(r"^//   (\w+) +(\S.*)$", head.rpartition("\n//\n")[2], re.M))
+    missing = {"tile", "threads", "registers", "shows"} - said.keys()
+    unknown = said.keys() - {"tile", "threads", "registers", "tiles", "stages", "shared", "launched", "shows"}
+    if missing or unknown:
+        raise ValueError(f"{row.name}.cu: the head lacks {sorted(missing)}, and has {sorted(unknown)} too many")
+    m, n, step = _numbers(said["tile"])
+    registers, results, operands = _numbers(said["registers"])
+    arrays = tuple(_numbers(array) for array in said["shared"].split(", ")) if "shared" in said else ()
+    aligning = ((1, 1, int(said["launched"])),) if "launched" in said else ()
+    types = next(types for types in row.types if types[2] == "float32")
+    return Rung(
+        (m, n),
+        step,
+        int(said["threads"]),
+        results,
+        operands,
+        registers,
+        arrays * int(said.get("stages", 1)) + aligning,
+        row.summary,
+        types[:3],
+        "tf32" if row.tf32 and types[0] == "float32" else ELEMENT_TYPES[types[0]].short,
+        staged="tiles" in said,
+        launched="launched" in said,
+        shows={dtype: tuple(names) for dtype, *names in map(str.split, said["shows"].split(";"))},
+    )
 
-RUNGS = {
-    "naive": Rung((1, 1), 1, 256, 1, 2, 48, staged=False),
-    "coalesced": Rung((1, 1), 1, 1024, 1, 2, 32, staged=False),
-    "tiled": Rung((32, 32), 32, 1024, 1, 2, 32, ((32, 36, 4), (32, 33, 4))),
-    "coarse_1d": Rung((64, 64), 8, 512, 8, 9, 64, ((64, 8, 4), (8, 64, 4))),
-    "register_blocked": Rung((64, 64), 16, 256, 16, 8, 64, ((64, 20, 4), (16, 64, 4))),
-    "coarse_2d": Rung((128, 128), 16, 256, 64, 16, 128, ((128, 16, 4), _WIDE)),
-    "coarse_2d_vec": Rung((128, 128), 16, 256, 64, 16, 128, (_AT, _WIDE)),
-    "vec4_global": Rung((4, 4), 4, 256, 16, 32, 80, staged=False),
-    "vec4_shared": Rung((128, 128), 16, 256, 64, 40, 128, ((128, 20, 4), _WIDE)),
-    "vec4_shared_at": Rung((128, 128), 16, 256, 64, 16, 128, (_AT, _WIDE)),
-    "fragment_pipeline": Rung((128, 128), 16, 256, 64, 32, 128, (_AT, _WIDE)),
-    "shared_pipeline": Rung((128, 128), 16, 256, 64, 32, 128, (_AT, _WIDE) * 2),
-    "warp_tiled": Rung((128, 128), 8, 256, 64, 32, 128, ((8, 132, 4), (8, 128, 4)) * 2),
-    "outer_product": Rung((24, 512), 1, 128, 0, 56, 128, ((24, 512, 4),), staged=False),
-    "wmma_tf32": Rung((64, 64), 8, 128, 32, 16, 96, ((64, 12, 4), (8, 72, 4), _WMMA_STAGE)),
-    "wmma_f16": Rung((64, 64), 16, 128, 32, 16, 64, ((64, 24, 2), (16, 72, 2), _WMMA_STAGE), item=2),
-    "wmma": Rung((16, 16), 16, 512, 8, 8, 64, ((16, 256, 4),), item=2, staged=False),
-    "mma_sync": Rung((128, 128), 32, 128, 128, 64, 256, _MMA_STAGE * 3, item=2, staged=False),
-    "wgmma_tma": Rung(
-        (128, 256), 64, 288, 128, 0, 160, _WGMMA_STAGE * 4 + _ALIGNMENT, item=2, staged=False, launched=True
-    ),
-}
+
+def _numbers(text: str) -> tuple[int, int, int]:
+    first, second, third = map(int, re.findall(r"\d+", text))
+    return first, second, third
+
+
+#: In the order of the climb.
+RUNGS = {row.name: read(row) for row in kernels() if row.family == "ladder"}

@@ -1,7 +1,8 @@
-"""The figures of docs/ladder.md, from the result files: python benchmarks/ladder.py --docs --from FILE
+"""The figures of docs/ladder.md and of the rungs' pages: python benchmarks/ladder.py --docs --from FILE
 
-The page's prose is written by hand. What stands between its marks is written by this: a sentence for each kernel and
-the tables, so that no figure is copied by hand and none can be older than the results beside it.
+Prose is written by hand. What stands between marks is written by this: on a rung's page what was measured of it and the
+way to its neighbours, on the ladder's the tables. So no figure is copied by hand, and none can be older than the
+results beside it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from jaxgemm.measure import report
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE))
 
+import kernel_docs  # noqa: E402
 from ladder_budget import RUNGS  # noqa: E402
 from ladder_report import PATHS, draw, find, number, speeds  # noqa: E402
 from run import slug  # noqa: E402
 
 PAGE, PLOT = _HERE.parent / "docs/ladder.md", _HERE.parent / "docs/ladder.svg"
+RUNG_PAGES = _HERE.parent / "docs/ladder"
 
 Result = dict[str, Any]
 
-#: The arithmetic in which a kernel's own section of the page gives its speed.
-OWN_ARITHMETIC = {"wmma_tf32": "tf32", "wmma_f16": "f16", "wmma": "f16", "mma_sync": "f16", "wgmma_tma": "f16"}
 #: The profiler's reasons for which a warp does not issue, in words.
 STALLS = {
     "long_scoreboard": "global memory and L1",
@@ -47,11 +48,12 @@ def beside(document: Result, name: str) -> Result:
 
 
 def figures(document: Result, counters: Result, textbook: Result) -> dict[str, str]:
-    """What stands between the marks of docs/ladder.md, by the marks' names: a line for each kernel, and tables."""
+    """What stands between marks, by the marks' names: of each rung, and the tables of docs/ladder.md."""
     profiled = {row["kernel"]: row for row in counters["rows"]}
     out = {}
     for kernel in RUNGS:
-        out[kernel] = _sentence(document, kernel, profiled.get(kernel))
+        out[kernel] = f"{_sentence(document, kernel, profiled.get(kernel))}\n\n{_way(kernel)}"
+    out["rungs"] = "\n".join(_index())
     out["budget"] = "\n".join(_budget_table())
     out["speeds"] = "\n".join([_origin(document, "ladder.json"), "", *_speed_tables(document)])
     out["own products"] = "\n".join(_own_table(document))
@@ -68,8 +70,23 @@ def _origin(document: Result, name: str) -> str:
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
+def _index() -> list[str]:
+    return _table(
+        ["rung", "what it is"], [[f"[`{name}`](ladder/{name}.md)", rung.summary] for name, rung in RUNGS.items()]
+    )
+
+
+def _way(kernel: str) -> str:
+    names = list(RUNGS)
+    at = names.index(kernel)
+    steps = [f"from [`{name}`]({name}.md)" for name in names[max(at - 1, 0) : at]]
+    steps += [f"to [`{name}`]({name}.md)" for name in names[at + 1 : at + 2]]
+    source = f"[its source](../../ffi/cuda/ladder/{kernel}.cu)"
+    return ", ".join(["[The ladder](../ladder.md)", source, *steps])
+
+
 def _sentence(document: Result, kernel: str, profiled: Result | None) -> str:
-    arithmetic = OWN_ARITHMETIC.get(kernel, "f32")
+    arithmetic = RUNGS[kernel].arithmetic
     rows = [row for size in (2048, 4096) if (row := find(document, kernel, arithmetic, size)) and row["tflops"]]
     speed = " and ".join(f"{number(row['tflops'])} at {row['n']}³" for row in rows)
     ratio = " and ".join(f"{row['ratio']:.2f}" for row in rows if row["ratio"] is not None)
@@ -202,8 +219,15 @@ def marked(text: str, values: dict[str, str]) -> str:
     return re.sub(r"<!-- figures: ([\w ]+) -->\n.*?<!-- end -->", replaced, text, flags=re.S)
 
 
+def pages() -> dict[str, Path]:
+    """The page of each rung, by its name, and the ladder's, by an empty one."""
+    return {"": PAGE} | {name: RUNG_PAGES / f"{name}.md" for name in RUNGS}
+
+
 def update_docs(document: Result) -> None:
-    """Put a result's figures into docs/ladder.md, and draw docs/ladder.svg."""
-    others = (beside(document, name) for name in ("ladder_counters.json", "ladder_textbook.json"))
-    PAGE.write_text(marked(PAGE.read_text(), figures(document, *others)))
+    """Put a result's figures into the pages, and draw docs/ladder.svg. Rungs stand in the table of kernels too."""
+    values = figures(document, *(beside(document, name) for name in ("ladder_counters.json", "ladder_textbook.json")))
+    for page in pages().values():
+        page.write_text(marked(page.read_text(), values))
+    kernel_docs.PAGE.write_text(kernel_docs.updated(kernel_docs.PAGE.read_text()))
     draw(document, PLOT)

@@ -44,7 +44,7 @@ from shapes import SUITES, drawn  # noqa: E402
 from tune import problem_of  # noqa: E402
 
 _CONFIGURATIONS_AT_ONCE = 14  # compiled by threads, as XLA compiles without Python's lock
-_WALKS = (1, 2, 4, 8, 16, 32)  # rows of tiles that are walked together, by option group
+_WALKS = (1, 2, 4, 8, 16, 32)  # rows of tiles that are walked together, by option walk_height
 
 
 class Measured(NamedTuple):
@@ -76,7 +76,7 @@ def main() -> int:
     parser, options = _arguments()
     try:
         row = find_kernel(options.kernel)
-        if options.walks and "group" not in row.options:
+        if options.walks and "walk_height" not in row.options:
             raise ValueError(f"kernel '{row.name}' has one walk over its tiles")
         kinds = [int(i) for i in options.kinds.split(",")] if options.kinds else None
         cases = SUITES[options.suite].cases if options.suite else drawn(options.each, options.seed, kinds)
@@ -135,7 +135,7 @@ def _some(
 
 def _by_other_walks(row: Kernel, of: Sequence[Candidate], problem: Problem, device: Device) -> list[Candidate]:
     """These configurations by every walk over their tiles, with the time that the model expects of each."""
-    at = list(row.options).index("group")
+    at = list(row.options).index("walk_height")
     configs = [(*x.config[:at], walk, *x.config[at + 1 :]) for x in of for walk in _WALKS]
     return [candidates(row, config, problem, device)[0] for config in configs]
 

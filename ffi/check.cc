@@ -6,28 +6,17 @@
 namespace jaxgemm {
 namespace {
 
-struct NamedActivation {
-  const char* name;
-  Activation value;
-};
-
-constexpr NamedActivation kActivations[] = {
-    {"none", Activation::kNone},        {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
-    {"gelu_erf", Activation::kGeluErf}, {"silu", Activation::kSilu}, {"tanh", Activation::kTanh},
-    {"sigmoid", Activation::kSigmoid},
-};
-
 // The activation of this name; null when there is none.
 const Activation* find_activation(std::string_view name) {
-  for (const auto& a : kActivations) {
-    if (name == a.name) return &a.value;
+  for (const auto& row : kActivations) {
+    if (name == row.name) return &row.activation;
   }
   return nullptr;
 }
 
 std::string activation_names() {
   std::string names;
-  for (const auto& a : kActivations) names += join(names.empty() ? "" : ", ", a.name);
+  for (const auto& row : kActivations) names += join(names.empty() ? "" : ", ", row.name);
   return names;
 }
 

@@ -11,14 +11,12 @@
 #include <cstdint>
 #include <span>
 
+#include "activation.h"
 #include "dtype.h"
 
 namespace jaxgemm {
 
 constexpr size_t kMaxOptions = 24;  // of one kernel: a call keeps their values in so many places
-
-// kGelu is the tanh form (jax.nn.gelu's default), kGeluErf the exact one.
-enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluErf, kSilu, kTanh, kSigmoid };
 
 // Element (row, col) of op(X) in batch (i, j) lies at
 //   i * batch_stride[0] + j * batch_stride[1] + (transposed ? col * ld + row : row * ld + col).

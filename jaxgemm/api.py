@@ -1,4 +1,4 @@
-"""The public products. Each checks its arguments while tracing and binds the one primitive."""
+"""The public products. Each checks its arguments while tracing and binds a dense product."""
 
 from __future__ import annotations
 
@@ -10,31 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
-from jaxgemm.arguments import (
-    Options,
+from jaxgemm.epilogue import Epilogue, apply
+from jaxgemm.problem import DimensionNumbers
+from jaxgemm.products.arguments import (
     as_bias,
     broadcast,
     canonical_dtype,
     check_activation_of,
     gives_way,
     no_epilogue_of_booleans,
-    of_one_type,
     option_pairs,
     promoted_pair,
     result_dtype,
     static_scaling,
     weakly_typed,
 )
-from jaxgemm.epilogue import Epilogue, apply
-from jaxgemm.kernels import find_kernel
-from jaxgemm.partition import vary_alike
-from jaxgemm.primitive import gemm_p
-from jaxgemm.problem import DimensionNumbers
+from jaxgemm.products.dense import bind
 
 
 def gemm(
@@ -65,7 +60,7 @@ def gemm(
             0 times NaN or infinity is NaN.
         beta: scales ``c``; by default 1 when ``c`` is given.
         bias: shape (n,), added to every row.
-        activation: "relu", "gelu" (tanh form, as ``jax.nn.gelu``), "gelu_erf", "silu", "tanh" or "sigmoid".
+        activation: a name in :data:`jaxgemm.epilogue.ACTIVATIONS`, as "gelu" (tanh form, as ``jax.nn.gelu``).
         out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
             16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
@@ -238,45 +233,6 @@ def dot_general(
     else:
         out = canonical_dtype(preferred_element_type)
     return bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding, batch_invariant)
-
-
-def bind(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    extra: tuple[jax.Array, ...],
-    dims: DimensionNumbers,
-    precision: prec.Precision,
-    out: np.dtype,
-    epilogue: Epilogue,
-    kernel: str,
-    options: Options,
-    out_sharding: Any = None,
-    batch_invariant: bool = False,
-) -> jax.Array:
-    """The product of checked operands, ``dims`` as ``lax.dot_general`` takes them; the flax layers enter here too."""
-    if kernel not in ("auto", "xla"):
-        find_kernel(kernel)
-    if kernel == "xla" and batch_invariant:
-        raise ValueError("batch_invariant: XLA's product does not promise it, got kernel='xla'")
-    if lhs.dtype != rhs.dtype and (kernel not in ("auto", "xla") or batch_invariant):
-        lhs, rhs = of_one_type(lhs, rhs, np.dtype(out))
-    if isinstance(out_sharding, PartitionSpec):
-        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    elif isinstance(out_sharding, NamedSharding):  # a type's sharding is of an abstract mesh
-        out_sharding = NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
-    result: jax.Array = gemm_p.bind(
-        *vary_alike(lhs, rhs, *extra),
-        dimension_numbers=dims,
-        precision=prec.canonical(precision),
-        preferred_element_type=np.dtype(out),
-        out_sharding=out_sharding,
-        epilogue=epilogue,
-        kernel=kernel,
-        options=options,
-        batch_invariant=bool(batch_invariant),
-        strict=True,
-    )
-    return result
 
 
 class _Batch:

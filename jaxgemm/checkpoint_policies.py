@@ -16,15 +16,10 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxgemm.grouped.primitive import grouped_p
-from jaxgemm.many import many_p
-from jaxgemm.overlap import gather_p, scatter_p
-from jaxgemm.primitive import DOT_PARAMS, gemm_p
+from jaxgemm.products.dense import DOT_PARAMS
+from jaxgemm.products.kind import KINDS
 
 Policy = Callable[..., Any]
-
-_NO_BATCH = (((), ()), ((), ()))
-_BATCH = (((), ()), ((0,), (0,)))
 
 
 @dataclass(frozen=True)  # equal where the policies are, so that JAX finds what it has traced
@@ -33,15 +28,11 @@ class _WithProducts:
     groups: bool = True  # whether products of groups are among them
 
     def __call__(self, primitive: Any, *args: Any, **params: Any) -> Any:
-        if primitive is gemm_p:
-            return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
-        if primitive in (gather_p, scatter_p, many_p):
-            return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=_NO_BATCH)
-        if primitive is grouped_p and self.groups:
-            batched = all(len(x.shape) > rank for x, rank in zip(args[:2], params["form"].ranks, strict=False))
-            dims = _BATCH if batched else _NO_BATCH
-            return self.policy(lax.dot_general_p, *args[:2], **params, dimension_numbers=dims)
-        return self.policy(primitive, *args, **params)
+        kind = KINDS.get(primitive)
+        if kind is None or kind.dimensions is None or (kind.of_groups and not self.groups):
+            return self.policy(primitive, *args, **params)
+        params = {"out_sharding": None} | params | {"dimension_numbers": kind.dimensions(args, params)}
+        return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
 
 
 def with_products(policy: Policy) -> Policy:

@@ -16,14 +16,34 @@ from jaxgemm import dtypes
 
 T = TypeVar("T")
 
-#: The activations by name. "gelu" is the tanh form, as ``jax.nn.gelu`` computes by default.
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": jax.nn.relu,
-    "gelu": partial(jax.nn.gelu, approximate=True),
-    "gelu_erf": partial(jax.nn.gelu, approximate=False),
-    "silu": jax.nn.silu,
-    "tanh": jnp.tanh,
-    "sigmoid": jax.nn.sigmoid,
+
+@dataclass(frozen=True)
+class Activation:
+    """A function that may follow a product; its derivatives are those that JAX has for it.
+
+    Attributes:
+        function: it, in jnp.
+        plain: the same without a derivative of its own, where it has one: ``jet`` sees through no such function.
+        cheap: whether it is hardly more than a comparison, which costs XLA's small kernels no time.
+    """
+
+    function: Callable[[jax.Array], jax.Array]
+    plain: Callable[[jax.Array], jax.Array] | None = None
+    cheap: bool = False
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Its value, element by element."""
+        return self.function(x)
+
+
+#: The activations by name, in the order of ffi/activation.h. "gelu" is the tanh form, ``jax.nn.gelu``'s default.
+ACTIVATIONS = {
+    "relu": Activation(jax.nn.relu, plain=lambda x: jnp.where(x <= 0, 0, x), cheap=True),
+    "gelu": Activation(partial(jax.nn.gelu, approximate=True)),
+    "gelu_erf": Activation(partial(jax.nn.gelu, approximate=False)),
+    "silu": Activation(jax.nn.silu),
+    "tanh": Activation(jnp.tanh),
+    "sigmoid": Activation(jax.nn.sigmoid),
 }
 
 
@@ -45,11 +65,16 @@ class Epilogue:
         return self.beta != 0.0
 
     @property
+    def cheap_activation(self) -> bool:
+        """Whether there is no activation but one that costs XLA's small kernels no time."""
+        return self.activation is None or ACTIVATIONS[self.activation].cheap
+
+    @property
     def is_scaling(self) -> bool:
         """Whether the result is linear in each operand: only ``alpha`` is applied."""
         return not self.has_c and not self.has_bias and self.activation is None
 
-    def split(self, extra: Sequence[T]) -> tuple[T | None, T | None]:
+    def c_and_bias(self, extra: Sequence[T]) -> tuple[T | None, T | None]:
         """(c, bias) out of the operands that follow a and b."""
         c = extra[0] if self.has_c else None
         bias = extra[-1] if self.has_bias else None

@@ -3,8 +3,8 @@
 The function is traced to a jaxpr, in which the primitive of each eligible product is exchanged, also inside of
 jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
 so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. But a bias
-and an activation become the product's epilogue, the products of a gated layer one pair (jaxgemm/fusion.py), and a
-``ragged_dot`` a grouped product (jaxgemm/ragged.py).
+and an activation become the product's epilogue, and the products of a gated layer one pair
+(jaxgemm/rewriting/fusion.py), and a ``ragged_dot`` a product of groups (jaxgemm/rewriting/ragged.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from jax import lax
 from jax.extend import linear_util
 from jax.extend.core import Jaxpr, jaxpr_as_fun, primitives
 
-from jaxgemm import dtypes, nnx_state
+from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.checkpoint_policies import with_dense_products
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.fusion import Values
-from jaxgemm.gated import gated_p
-from jaxgemm.grouped import launch as grouped_launch
-from jaxgemm.grouped.primitive import grouped_p
 from jaxgemm.kernels import UnsupportedError, find_kernel, kernels
-from jaxgemm.primitive import decide, gemm_p
-from jaxgemm.ragged import as_grouped, equations_of, with_whole_sums
-from jaxgemm.xla_product import narrow_integers
+from jaxgemm.products.arguments import check_kernel
+from jaxgemm.products.dense import decide, gemm_p
+from jaxgemm.products.gated import gated_p
+from jaxgemm.products.kind import KINDS
+from jaxgemm.products.xla_product import narrow_integers
+from jaxgemm.rewriting import nnx_state
+from jaxgemm.rewriting.fusion import Values
+from jaxgemm.rewriting.ragged import as_grouped, equations_of, with_whole_sums
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,8 +112,7 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
         return functools.partial(override, kernel=kernel, precision=precision)
     if not callable(function):
         raise TypeError(f"override: expected a function, got {type(function).__name__}")
-    if kernel not in ("auto", "xla"):
-        find_kernel(kernel)
+    check_kernel(kernel)
     routing = Routing(kernel, None if precision is None else prec.canonical(precision))
 
     # The attributes are not copied: a callable may be an object with a large state.
@@ -195,7 +195,7 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
         eqn, last = jaxpr.eqns[pair.eqns[0]], jaxpr.eqns[pair.eqns[-1]]
         if not refusal(eqn, routing):
             wanted = _gemm_params(eqn, routing)
-            params = {name: wanted[name] for name in ("preferred_element_type", "precision", "kernel")}
+            params = {name: wanted[name] for name in _OF_A_PAIR}
             params["activation"] = pair.activation
             invars = list(pair.operands)
             fused[pair.eqns[-1]] = eqn.replace(primitive=gated_p, invars=invars, outvars=last.outvars, params=params)
@@ -209,6 +209,10 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
         fused[found.eqns[-1]] = eqn.replace(primitive=gemm_p, invars=invars, outvars=last.outvars, params=params)
         taken |= {*found.eqns}
     return fused, taken - fused.keys()
+
+
+#: The parameters of a product that those of a gated pair have too.
+_OF_A_PAIR = ("preferred_element_type", "precision", "kernel", "batch_invariant")
 
 
 def _takes_up(avals: Sequence[Any], params: dict[str, Any]) -> bool:
@@ -330,11 +334,9 @@ def _refusal_by_name(eqn: Any, routing: Routing) -> str:
         products = [eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))]
     try:
         for product in products:
-            avals = [v.aval for v in product.invars]
-            if product.primitive is gemm_p:
-                decide(platform, avals, product.params)
-            elif product.primitive is grouped_p:
-                grouped_launch.decide(platform, avals, product.params)
+            kind = KINDS.get(product.primitive)
+            if kind and kind.decide:
+                kind.decide(platform, [v.aval for v in product.invars], product.params)
     except UnsupportedError as error:
         return str(error)
     return ""

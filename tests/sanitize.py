@@ -248,7 +248,7 @@ def grouped_calls(rng: Any) -> Iterator[tuple[str, Any, dict[str, int]]]:
             for options in configurations("sm90", p.problem)[first % each :: each]:
                 kind = next(kinds)
                 given = dataclasses.replace(p, sizes=sizes(rng, kind, groups, shape[0])).spoilt()
-                options["group"] = int(rng.integers(1, 5))
+                options["walk_height"] = int(rng.integers(1, 5))
                 yield f"{form} {shape} of {groups} groups ({kind}) {types} {keywords} {options}", given, options
 
 
@@ -259,7 +259,7 @@ def many_calls(rng: Any) -> Iterator[Any]:
     for unit, types in ((8, ("bfloat16",) * 3), (1, ("float16", "float16", "float32"))):
         shapes = tuple(tuple(-(-x // unit) * unit for x in shape) for shape in LISTED)
         for layout, tile in itertools.product(LAYOUTS, TILES):
-            options = tile | {"group": int(rng.integers(1, 5))}
+            options = tile | {"walk_height": int(rng.integers(1, 5))}
             yield Case("sm90", (*types, "float32"), shapes, layout, tuple(options.items()))
 
 

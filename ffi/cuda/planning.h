@@ -28,17 +28,6 @@ inline bool lines_aligned(const Matrix& x, int64_t lines) {
   return (lines <= 1 || x.ld % wide == 0) && x.batch_stride[0] % wide == 0 && x.batch_stride[1] % wide == 0;
 }
 
-// Activations whose code is short and has no loop. Kernels have code for these apart from the others.
-constexpr bool has_short_code(Activation activation) {
-  return activation == Activation::kNone || activation == Activation::kRelu ||
-         activation == Activation::kGelu || activation == Activation::kSilu;
-}
-
-// Activations that take as few instructions as a bias.
-constexpr bool is_trivial(Activation activation) {
-  return activation == Activation::kNone || activation == Activation::kRelu;
-}
-
 inline Major major_a(const GemmProblem& p) { return p.a.transposed ? Major::kMN : Major::kK; }
 inline Major major_b(const GemmProblem& p) { return p.b.transposed ? Major::kK : Major::kMN; }
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm.choice.xla_times import CHEAP_ACTIVATIONS, unaligned
+from jaxgemm.choice.xla_times import unaligned
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem
 
@@ -132,7 +132,7 @@ class Question:
     @property
     def activates(self) -> bool:
         """Whether there is an activation that costs XLA's small kernels time."""
-        return self.problem.epilogue.activation not in CHEAP_ACTIVATIONS
+        return not self.problem.epilogue.cheap_activation
 
     def prefers(self, side: Side) -> Side:
         """The side itself, or the one that expects less time if that is what is asked for."""

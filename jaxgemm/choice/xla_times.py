@@ -23,8 +23,6 @@ from jaxgemm.problem import Problem
 
 #: Bytes that the rows of an operand must be a multiple of, or XLA pads the operand, or takes kernels that load slowly.
 PITCH_BYTES = 16
-#: An activation that is hardly more than a comparison, or none, costs XLA's small kernels no time.
-CHEAP_ACTIVATIONS = (None, "relu")
 
 # XLA's copy of an operand: its least time, and the bytes that it reads and writes.
 _COPY_US = 1.0
@@ -91,7 +89,7 @@ def microseconds(problem: Problem) -> float | None:
         return None if few else _unaligned_fp32(problem)
     if _itemsize(problem) != 2:
         return None
-    return _unaligned_16bit(problem) + (0.0 if problem.epilogue.activation in CHEAP_ACTIVATIONS else _ACTIVATION_US)
+    return _unaligned_16bit(problem) + (0.0 if problem.epilogue.cheap_activation else _ACTIVATION_US)
 
 
 def unaligned(problem: Problem) -> bool:

@@ -18,17 +18,16 @@ import numpy as np
 import opt_einsum
 
 from jaxgemm import api, dtypes
-from jaxgemm.arguments import canonical_dtype, check_activation
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
-from jaxgemm.kernels import find_kernel
 from jaxgemm.problem import DimensionNumbers
+from jaxgemm.products import dense
+from jaxgemm.products.arguments import canonical_dtype, check_activation, check_kernel
 
 
 def check(layer: str, activation: str | None, kernel: str, *others: tuple[str, Any]) -> None:
     """Errors for wrong arguments of a layer; ``others`` are (name, value) of arguments that replace the product."""
     check_activation(layer, activation)
-    if kernel not in ("auto", "xla"):
-        find_kernel(kernel)
+    check_kernel(kernel)
     given = [name for name, value in others if value is not None]
     if given and kernel != "auto":
         raise ValueError(f"{layer}: kernel={kernel!r} picks the kernel of our product, but {given[0]} replaces it")
@@ -108,7 +107,7 @@ class PendingProduct:
         """The result."""
         epilogue = Epilogue(has_bias=self.bias is not None, activation=activation)
         bias = () if self.bias is None else (self.bias.reshape(-1).astype(self.dtype),)
-        return api.bind(
+        return dense.bind(
             self.lhs,
             self.rhs,
             bias,

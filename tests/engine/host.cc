@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "ffi/cuda/sm90/cost.h"
-#include "ffi/cuda/sm90/many.h"
+#include "ffi/cuda/sm90/options.h"
 #include "ffi/cuda/sm90/output.h"
 #include "ffi/cuda/sm90/plan.h"
+#include "ffi/cuda/sm90/plan_many.h"
 #include "ffi/cuda/sm90/schedule.cuh"
 #include "ffi/cuda/sm90/sm90.h"
 
@@ -95,8 +96,8 @@ const char* walk(const int64_t* shape, const int64_t* options, int multiprocesso
 int store_path(const int64_t* shape, int64_t d, int64_t bias, int has_c, int f32, int activation,
                double alpha, int split_k) {
   std::vector<int64_t> options(kOptionCount);
-  options[kSplitK] = split_k;
-  options[kReduction] = static_cast<int64_t>(Reduction::kWorkspace);
+  options[OptionPlace("split_k").index] = split_k;
+  options[OptionPlace("reduction").index] = static_cast<int64_t>(Reduction::kWorkspace);
   GemmProblem p = problem_of(shape, options.data());
   p.d = f32 ? DType::kF32 : DType::kBF16;
   p.activation = static_cast<Activation>(activation);

@@ -8,7 +8,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import taken
+from cases import SHORT_ACTIVATIONS, taken
 from oracle import ACTIVATIONS, Product, check_all, check_repeats, dtype_of
 
 import jaxgemm
@@ -81,7 +81,7 @@ def test_batches(rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("activation", SHORT_ACTIVATIONS)
 @pytest.mark.parametrize("types", [BF16, F16], ids=lambda types: types[0])
 def test_every_value(types, activation):
     """Of every 16-bit number, infinities and NaN among them, beside others in turn: results are rounded once.

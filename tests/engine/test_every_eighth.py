@@ -81,8 +81,8 @@ def test_clusters(cluster, rng):
 
 @pytest.mark.gpu
 def test_grids_and_walks(rng):
-    for grid, group in itertools.product((1, 2), (1, 2, 8)):
-        check_all(products(rng, ((5519, 2099, 333),)), "sm90", **options(TILES[2], grid=grid, group=group))
+    for grid, height in itertools.product((1, 2), (1, 2, 8)):
+        check_all(products(rng, ((5519, 2099, 333),)), "sm90", **options(TILES[2], grid=grid, walk_height=height))
 
 
 @pytest.mark.gpu

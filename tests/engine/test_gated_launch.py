@@ -16,11 +16,12 @@ from oracle import dtype_of, poison
 from pairs import check_result, operands
 
 import jaxgemm
-from jaxgemm import gated
 from jaxgemm import precision as prec
 from jaxgemm.choice.select import Choice, candidates, check, select_gated
 from jaxgemm.kernels import H200, device_for, find_kernel
 from jaxgemm.problem import Matrix
+from jaxgemm.products import gated
+from jaxgemm.products.kind import Decision
 
 ROW = find_kernel("sm90")
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
@@ -39,8 +40,10 @@ def params(activation, out):
 
 def problem_of(m, n, k, dtype="bfloat16", out=None, activation="silu", platform="cuda"):
     shapes = [jax.ShapeDtypeStruct(s, dtype_of(dtype)) for s in ((m, k), (k, n), (k, n))]
-    device = device_for("cuda") if platform == "cuda" else H200
-    return gated.decide(device, shapes, {**params(activation, out or dtype), "kernel": "sm90"}).problem
+    given = params(activation, out or dtype)
+    if platform == "cuda":
+        return gated.decide(platform, shapes, {**given, "kernel": "sm90", "batch_invariant": False}).problem
+    return gated.problem_of(*shapes[:2], given)
 
 
 def configured(problem, config):
@@ -53,7 +56,8 @@ def run(choice, args, activation="silu", out=None):
     """The kernel's result, of a program whose memory held something else."""
     arrays = [jnp.asarray(v) for v in args]
     out = out or arrays[0].dtype.name
-    program = jax.jit(partial(gated.launch, choice, **params(activation, out))).lower(*arrays).compile()
+    decision = Decision(choice, gated.problem_of(*arrays[:2], params(activation, out)))
+    program = jax.jit(partial(gated.launch, decision)).lower(*arrays).compile()
     poison([(args[0].shape[0], args[1].shape[1])], out)
     return np.asarray(program(*arrays))
 
@@ -89,7 +93,7 @@ def test_configurations(shape, rng):
     found = candidates(ROW, (), problem, device_for("cuda"))
     assert len({candidate.config[:3] + candidate.config[6:7] for candidate in found}) == 7
     for config in [candidate.config for candidate in found] + [
-        values(cluster_m=2, cluster_n=2, swap=swap, group=1) for swap in (1, 2)
+        values(cluster_m=2, cluster_n=2, swap=swap, walk_height=1) for swap in (1, 2)
     ]:
         check_result(run(configured(problem, config), args), args)
 

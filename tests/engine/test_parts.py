@@ -13,15 +13,25 @@ import pytest
 
 import jaxgemm
 from jaxgemm.choice.select import candidates
+from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure.case import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 ROW = find_kernel("sm90")
-SOURCES = ("schedule.cu", "output.cc", "plan.cc", "choose.cc", "choose_grouped.cc", "cost.cc", "plan_many.cc")
-TMA, TMA_FINISHED, ROWS, ROWS_FINISHED, FP32, ELEMENTS = range(6)
-NONE, RELU, TANH = 0, 1, 5  # as ffi/problem.h counts activations
+SOURCES = (
+    "schedule.cu",
+    "output.cc",
+    "plan.cc",
+    "choose.cc",
+    "choose_grouped.cc",
+    "cost.cc",
+    "plan_many.cc",
+    "store_path.cc",
+)
+TMA, TMA_FINISHED, BY_WARP, BY_WARP_FINISHED, FP32, ELEMENTS = range(6)
+NONE, RELU, TANH = map((None, *ACTIVATIONS).index, (None, "relu", "tanh"))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +77,7 @@ def test_every_tile_gets_all_of_k_once(engine):
         shape = [int(2 ** draw.uniform(0, 12)) for _ in range(2)] + [int(2 ** draw.uniform(0, 13))]
         shape += [draw.choice((1, 1, 1, 3)), draw.randint(0, 1), draw.randint(0, 1)]
         options = {"grid": draw.randint(0, 2), "swap": draw.randint(0, 2)}
-        options["group"] = draw.choice((0, 1, 2, 8, 2**31, 2**32))
+        options["walk_height"] = draw.choice((0, 1, 2, 8, 2**31, 2**32))
         options |= {"cluster_m": draw.choice((0, 0, 1, 2, 4)), "cluster_n": draw.choice((0, 0, 1, 2, 4))}
         options |= {"split_k": draw.choice((0, 1, 2, 3, 4, 8)), "reduction": draw.randint(0, 2)}
         options |= {"every_eighth": draw.randint(0, 2), "unaligned": draw.randint(0, 2)}
@@ -91,13 +101,13 @@ def test_a_narrow_last_column_is_walked_last(engine):
     ("path", "n", "changes"),
     [
         (TMA, 64, {}),
-        (ROWS, 63, {}),
-        (ROWS, 64, {"d": 258}),
-        (ROWS, 64, {"alpha": 0.5}),
+        (BY_WARP, 63, {}),
+        (BY_WARP, 64, {"d": 258}),
+        (BY_WARP, 64, {"alpha": 0.5}),
         (TMA_FINISHED, 64, {"bias": 512}),
         (TMA_FINISHED, 64, {"has_c": 1}),
         (TMA_FINISHED, 64, {"activation": RELU}),
-        (ROWS_FINISHED, 63, {"bias": 512}),
+        (BY_WARP_FINISHED, 63, {"bias": 512}),
         (ELEMENTS, 64, {"bias": 514}),  # no pair of its elements is aligned
         (ELEMENTS, 63, {"has_c": 1}),
         (ELEMENTS, 64, {"activation": TANH}),

@@ -84,9 +84,9 @@ def test_batches(tile, rng):
 def test_splits_and_grids(rng):
     for tile, split_k in itertools.product(TILES, (2, 3, 5)):
         check_all(products(rng, (33, 261, 1291), ("NN", "NT")), "sm90", **options(tile, split_k=split_k))
-    for grid, group in itertools.product((1, 2), (1, 2, 8)):
+    for grid, height in itertools.product((1, 2), (1, 2, 8)):
         shape = (519, 4099, 333)
-        check_all(products(rng, shape, ("NN",)), "sm90", **options(TILES[1], grid=grid, group=group))
+        check_all(products(rng, shape, ("NN",)), "sm90", **options(TILES[1], grid=grid, walk_height=height))
 
 
 @pytest.mark.gpu

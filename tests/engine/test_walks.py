@@ -15,8 +15,8 @@ from jaxgemm.measure.case import Case
 ROW = find_kernel("sm90")
 TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")
 TILE = {"tile_m": 64, "tile_n": 128, "cluster_m": 1, "cluster_n": 1, "swap": 1}
-#: The columns first, groups that divide the rows of tiles or do not, the rows first, and what the model chooses.
-GROUPS = (1, 2, 3, 8, 1 << 30, 0)
+#: The columns first, heights that divide the rows of tiles or do not, the rows first, and what the model chooses.
+HEIGHTS = (1, 2, 3, 8, 1 << 30, 0)
 CASES = {
     "one wave": ((520, 650, 104), {}),
     "one wave, transposed": ((520, 650, 104), {"swap": 2}),
@@ -37,7 +37,7 @@ def test_every_walk_computes_every_tile(case, rng):
     shape, more = CASES[case]
     products = [Product.random(rng, shape, TYPES, layout) for layout in ("NN", "TT")]
     products += [Product.random(rng, shape, TYPES, "NT", ((3,), (1,)))]
-    found = [run_all(products, "sm90", **{**TILE, **more}, group=group) for group in GROUPS]
+    found = [run_all(products, "sm90", **{**TILE, **more}, walk_height=height) for height in HEIGHTS]
     for product, result in zip(products, found[0], strict=True):
         product.check(result, "sm90")
     for results, i in itertools.product(found[1:], range(len(products))):
@@ -56,9 +56,9 @@ def test_the_model_knows_what_blocks_of_a_gpc_ask_for_alike(benchmark_script):
     case = Case(3328, 9088, 2240, "bfloat16")
     tile = {"tile_m": 128, "tile_n": 128, "schedule": 2, "swap": 1}
     alone, both = ({"cluster_m": 1, "cluster_n": n} for n in (1, 2))
-    tall, square = (expected(benchmark_script, case, **tile, **alone, group=group) for group in (26, 8))
+    tall, square = (expected(benchmark_script, case, **tile, **alone, walk_height=height) for height in (26, 8))
     assert square < 0.95 * tall
-    assert expected(benchmark_script, case, **tile, **both, group=26) < tall
+    assert expected(benchmark_script, case, **tile, **both, walk_height=26) < tall
 
 
 @pytest.mark.skipif(not ROW.built, reason="needs the CUDA kernels")

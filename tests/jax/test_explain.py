@@ -11,8 +11,8 @@ import jaxgemm
 from jaxgemm.choice import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
-from jaxgemm.primitive import Decision
 from jaxgemm.problem import Problem, plan
+from jaxgemm.products.kind import Decision
 
 
 def shape(*dims, dtype=jnp.float32):

@@ -7,21 +7,16 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import jet
 from meshes import assert_close
+from twins import JNP
 
 import jaxgemm
+from jaxgemm.epilogue import ACTIVATIONS as TABLE
 
 kernels = pytest.mark.parametrize("kernel", ["auto", "host"])
 
-#: In jnp. jet cannot see through ``jax.nn.relu``, of which this is the value and, but at 0, the derivative.
-ACTIVATIONS = {
-    None: lambda x: x,
-    "relu": lambda x: jnp.maximum(x, 0),
-    "gelu": jax.nn.gelu,
-    "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
-    "silu": jax.nn.silu,
-    "tanh": jnp.tanh,
-    "sigmoid": jax.nn.sigmoid,
-}
+#: What jet can see through. Of relu it is the value and, but at 0, the derivative.
+ACTIVATIONS = JNP | {name: a.plain for name, a in TABLE.items() if a.plain}
+ACTIVATIONS["relu"] = lambda x: jnp.maximum(x, 0)
 
 
 def compare(ours, theirs, rng, *shapes, order=3, dtype=jnp.float64, rtol=1e-11):

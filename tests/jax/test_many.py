@@ -16,8 +16,8 @@ from jaxprs import equations
 from meshes import mesh, put
 
 import jaxgemm
-from jaxgemm.many import many_p
-from jaxgemm.primitive import gemm_p
+from jaxgemm.products.dense import gemm_p
+from jaxgemm.products.lists import many_p
 
 #: (m, k, n): ordinary, with an extent of one, and empty in every way.
 SHAPES = [(3, 4, 5), (1, 7, 1), (8, 2, 16), (4, 0, 3), (0, 5, 2), (2, 3, 0), (6, 6, 6)]

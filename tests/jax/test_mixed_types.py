@@ -13,7 +13,7 @@ from jax import lax
 import jaxgemm
 from jaxgemm.flax import linen as our_linen
 from jaxgemm.flax import nnx as our_nnx
-from jaxgemm.xla_product import narrow_integers
+from jaxgemm.products.xla_product import narrow_integers
 
 MATMUL = (((1,), (0,)), ((), ()))
 E4, E5 = "float8_e4m3fn", "float8_e5m2"

@@ -15,7 +15,7 @@ from jax.test_util import check_grads
 from meshes import assert_close, mesh, traffic
 
 import jaxgemm
-from jaxgemm.overlap import all_gather_matmul, matmul_reduce_scatter
+from jaxgemm.sharding.overlap import all_gather_matmul, matmul_reduce_scatter
 
 SIZES = (1, 2, 3, 4, 8)
 

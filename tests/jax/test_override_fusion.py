@@ -13,9 +13,9 @@ from routing import check, close, total
 
 import jaxgemm
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
-from jaxgemm.gated import gated_p
 from jaxgemm.override import override
-from jaxgemm.primitive import gemm_p
+from jaxgemm.products.dense import gemm_p
+from jaxgemm.products.gated import gated_p
 
 PLAIN, BIAS = Epilogue(), Epilogue(has_bias=True)
 

@@ -13,8 +13,8 @@ from meshes import mesh
 from routing import close, count, total
 
 import jaxgemm
-from jaxgemm.grouped.primitive import grouped_p
 from jaxgemm.override import override
+from jaxgemm.ragged.product import grouped_p
 
 Numbers = lax.RaggedDotDimensionNumbers
 

@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 
 import jaxgemm
 from jaxgemm.choice import xla_times
-from jaxgemm.grouped import groups
+from jaxgemm.ragged import groups
 
 M, K, N, GROUPS = 37, 16, 24, 5
 #: Sizes of five groups of 37 rows: all of them, some, too many, none, and numbers that count as 0.

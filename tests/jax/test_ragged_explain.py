@@ -1,5 +1,6 @@
 """What explain says of products of groups of rows."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,9 +11,11 @@ from jax import lax
 import jaxgemm
 from jaxgemm import roofline
 from jaxgemm.choice import select
-from jaxgemm.grouped import fused, launch, primitive
-from jaxgemm.grouped.report import describe
+from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import find_kernel
+from jaxgemm.products.kind import KINDS, Decision
+from jaxgemm.ragged import fused, product, report
+from jaxgemm.ragged.form import Form
 
 M, K, N, GROUPS = 512, 256, 384, 8
 HELD = jax.ShapeDtypeStruct((GROUPS,), jnp.int32)
@@ -65,13 +68,23 @@ def test_a_kernel_that_cannot_is_an_error():
         jaxgemm.explain(lambda *args: jaxgemm.ragged_dot(*args, kernel="host"), shape(M, K), shape(8, K, N), HELD)
 
 
+def decide(monkeypatch, primitive, choice):
+    """Have this choice made for every product of the primitive, with the problem that is its own."""
+    kind = KINDS[primitive]
+
+    def decided(*given):
+        return replace(kind.decide(*given), choice=choice)
+
+    monkeypatch.setitem(KINDS, primitive, replace(kind, decide=decided))
+
+
 def test_a_kernel_of_ours(monkeypatch):
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
     config = select.configuration(row, (("tile_m", 128),))
     other = select.configuration(row, (("tile_m", 64),))
     considered = (select.Candidate(config, 10.0), select.Candidate(other, 12.0))
     choice = select.Choice(row, config, 64, "a test", considered)
-    monkeypatch.setattr(launch, "decide", lambda *_: choice)
+    decide(monkeypatch, product.grouped_p, choice)
     (product,) = jaxgemm.explain(jaxgemm.ragged_dot, shape(M, K), shape(GROUPS, K, N), HELD, platform="cuda").products
     lines = (
         "kernel     sm90: a test",
@@ -84,6 +97,12 @@ def test_a_kernel_of_ours(monkeypatch):
     )
     text = str(product)
     assert [text.index(f"\n  {line}") for line in lines] == sorted(text.index(f"\n  {line}") for line in lines)
+
+
+def floor_of(avals, params):
+    """On an H100, whoever computes the product."""
+    decision = Decision(select.Choice(None, (), 0, "a test"))
+    return report.describe(avals, params, H100, decision, Epilogue()).floor
 
 
 def biased(x, w, bias, sizes, **given):
@@ -111,7 +130,7 @@ def test_both_products_of_a_pair_that_xla_computes():
 def test_one_launch_of_all_of_it(monkeypatch):
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
     choice = select.Choice(row, select.configuration(row, ()), 0, "a test", contender="sm90", ours=3.0, theirs=5.0)
-    monkeypatch.setattr(fused, "decide", lambda *_: choice)
+    decide(monkeypatch, fused.grouped_fused_p, choice)
     args = shape(3, M, K), shape(GROUPS, K, N), shape(GROUPS, N), HELD
     (product,) = jaxgemm.explain(jax.vmap(biased, (0, None, None, None)), *args, platform="cuda").products
     lines = (
@@ -130,7 +149,7 @@ def test_one_launch_of_all_of_it(monkeypatch):
     )
     assert all(line in str(product) for line in lines)
     params = {"gated": True, "precision": None, "preferred_element_type": jnp.bfloat16}
-    floor = describe((*PAIR, shape(1, dtype=jnp.int32)), params, H100).floor
+    floor = floor_of((*PAIR, shape(1, dtype=jnp.int32)), params)
     moved = M * K + 2 * GROUPS * K * N + M * N
     assert floor.seconds == max(4 * M * K * N / H100.peak("16-bit tensor"), 2 * moved / H100.bandwidth)
 
@@ -159,28 +178,28 @@ FLOORS = {
 @pytest.mark.parametrize("name", FLOORS)
 def test_floor(name):
     lhs, rhs, kind, held, operations, moved = FLOORS[name]
-    form = primitive.Form(**{"sums": False, "transposed": False} | kind, held=held)
+    form = Form(**{"sums": False, "transposed": False} | kind, held=held)
     params = {"form": form, "precision": None, "preferred_element_type": jnp.bfloat16}
     avals = shape(*lhs), shape(*rhs), shape(held, dtype=jnp.int32), shape(1, dtype=jnp.int32)
-    floor = describe(avals, params, H100).floor
+    floor = floor_of(avals, params)
     compute, memory = operations / H100.peak("16-bit tensor"), 2 * moved / H100.bandwidth
     assert (floor.seconds, floor.bound) == (max(compute, memory), "compute" if compute >= memory else "memory")
 
 
 @pytest.mark.parametrize("dtype", [jnp.complex64, jnp.int32])
 def test_no_floor_where_the_rate_is_not_known(dtype):
-    form = primitive.Form(False, False, 8)
+    form = Form(False, False, 8)
     params = {"form": form, "precision": None, "preferred_element_type": dtype}
     avals = shape(M, K, dtype=dtype), shape(8, K, N, dtype=dtype), HELD, shape(1, dtype=jnp.int32)
-    assert describe(avals, params, H100).floor is None
+    assert floor_of(avals, params) is None
 
 
 def test_the_floor_at_full_precision_is_that_of_plain_arithmetic():
     avals = shape(M, K, dtype=jnp.float32), shape(8, K, N, dtype=jnp.float32), HELD, shape(1, dtype=jnp.int32)
-    params = {"form": primitive.Form(False, False, 8), "preferred_element_type": jnp.float32}
+    params = {"form": Form(False, False, 8), "preferred_element_type": jnp.float32}
     highest = (lax.Precision.HIGHEST,) * 2
-    assert describe(avals, params | {"precision": highest}, H100).floor.unit == "fp32"
-    assert describe(avals, params | {"precision": None}, H100).floor.unit == "tf32 tensor"
+    assert floor_of(avals, params | {"precision": highest}).unit == "fp32"
+    assert floor_of(avals, params | {"precision": None}).unit == "tf32 tensor"
 
 
 built = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")

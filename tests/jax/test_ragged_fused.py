@@ -17,8 +17,8 @@ from jaxprs import equations
 from meshes import assert_close
 
 import jaxgemm
-from jaxgemm.grouped.primitive import grouped_p
 from jaxgemm.kernels import find_kernel
+from jaxgemm.ragged.product import grouped_p
 
 #: How far a result may be from the exact one, relative to the largest element: rounding of operands excepted.
 EPS = {"float32": 2e-5, "float64": 1e-13, "bfloat16": 2e-2, "float16": 2e-3}

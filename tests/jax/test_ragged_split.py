@@ -14,10 +14,11 @@ from meshes import mesh, put
 
 import jaxgemm
 from jaxgemm.choice.xla_times import dense_microseconds
-from jaxgemm.grouped import arguments, split
-from jaxgemm.grouped.primitive import Form, grouped_p
-from jaxgemm.grouped.problem import problem
 from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.ragged import arguments, parts
+from jaxgemm.ragged.form import Form
+from jaxgemm.ragged.problem import problem
+from jaxgemm.ragged.product import grouped_p
 
 M, K, N, GROUPS = 37, 16, 24, 5
 SIZES = jnp.array([5, 0, 20, 3, 4], jnp.int32)
@@ -49,12 +50,12 @@ def operands(rng, form, wide):
 
 def product(x, y, params, sizes=SIZES, offset=0):
     """As a kernel of bfloat16 would be called."""
-    found = split.of((x, y), params)
-    given = split.products(found, [x, y, sizes, jnp.full(1, offset, jnp.int32)], params)
-    shapes = split.types(found, [x, y, sizes, None], params)
+    found = parts.of((x, y), params)
+    given = parts.products(found, [x, y, sizes, jnp.full(1, offset, jnp.int32)], params)
+    shapes = parts.types(found, [x, y, sizes, None], params)
     for made, wanted in zip(given, shapes, strict=True):
         assert [(v.shape, v.dtype) for v in made[:2]] == [(v.shape, jnp.bfloat16) for v in wanted[:2]]
-    return split.joined(found, [grouped_p.bind(*made, **split.result_params(params)) for made in given], params)
+    return parts.joined(found, [grouped_p.bind(*made, **parts.result_params(params)) for made in given], params)
 
 
 def exact(form, x, y):
@@ -71,7 +72,7 @@ def test_bits(form, wide, precision, rng):
     x, y = operands(rng, form, wide)
     params = params_of(form, precision)
     if precision == "highest" and len(wide) == 2:
-        assert split.of((x, y), params) is None
+        assert parts.of((x, y), params) is None
         return
     got, want = jax.jit(partial(product, params=params))(x, y), exact(form, x, y)
     scale = np.abs(want).max(axis=-1, keepdims=True)
@@ -117,13 +118,13 @@ def test_the_largest_numbers_stay_finite():
 
 def test_what_is_not_split(rng):
     x, w = (v.astype(jnp.float32) for v in operands(rng, ROWS, (0,)))
-    assert split.of((x, w), params_of(ROWS)) == split.Split(2, 2)
-    assert split.of((x, w), params_of(ROWS, "highest")) is None
-    assert split.of((x, w), params_of(ROWS, jax.lax.DotAlgorithmPreset.F32_F32_F32)) is None
+    assert parts.of((x, w), params_of(ROWS)) == parts.Parts(2, 2)
+    assert parts.of((x, w), params_of(ROWS, "highest")) is None
+    assert parts.of((x, w), params_of(ROWS, jax.lax.DotAlgorithmPreset.F32_F32_F32)) is None
     for types in (("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float16"), ("int8", "float32")):
-        assert split.of([v.astype(t) for v, t in zip((x, w), types, strict=True)], params_of(ROWS)) is None
+        assert parts.of([v.astype(t) for v, t in zip((x, w), types, strict=True)], params_of(ROWS)) is None
     for out in ("float64", "complex64", "int32", "bool"):
-        assert split.of((x, w), params_of(ROWS, out=out)) is None
+        assert parts.of((x, w), params_of(ROWS, out=out)) is None
 
 
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -219,7 +220,7 @@ def lowered(function, *structs):
 @built
 def test_kernels_compute_gradients_of_float32_results():
     structs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8192, 1024), (GROUPS, 1024, 2048))]
-    for precision, parts in ((None, 2), ("highest", 3)):
+    for precision, count in ((None, 2), ("highest", 3)):
 
         def loss(x, w, precision=precision):
             z = jaxgemm.ragged_dot(x, w, SIZES, precision=precision, preferred_element_type=jnp.float32)
@@ -231,7 +232,7 @@ def test_kernels_compute_gradients_of_float32_results():
         assert first.decision.choice.why == "one launch for all groups"
         for found in derived:
             assert found.kernel == "sm90"
-            assert f"float32 as {parts} of bfloat16 each" in str(found)
+            assert f"float32 as {count} of bfloat16 each" in str(found)
             assert found.floor.unit == "16-bit tensor"
 
 
@@ -284,8 +285,8 @@ def test_time_of_parts():
     where = [SIZES, jnp.zeros(1, jnp.int32)]
 
     def bytes_of(x, w, form=ROWS):
-        found = split.of((x, w), params_of(form))
-        return (split.microseconds(found, [x, w, *where], params_of(form), H200) - 15) * rate
+        found = parts.of((x, w), params_of(form))
+        return (parts.microseconds(found, [x, w, *where], params_of(form), H200) - 15) * rate
 
     rows, weights, results = M * K, GROUPS * K * N, M * N
     assert bytes_of(x, narrow) == pytest.approx(rows * (4 + 2 * 2) + results * 4 * 3)

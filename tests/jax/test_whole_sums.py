@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh, put, traffic
 
 import jaxgemm
-from jaxgemm import xla_product
 from jaxgemm.flax.nnx import Linear
+from jaxgemm.products import xla_product
 
 MATRIX = (((1,), (0,)), ((), ()))
 _DOT = re.compile(r"dot_general .*contracting_dims = \[([\d, ]*)\] x .*: \(tensor<([\dx]+)x\w+>")

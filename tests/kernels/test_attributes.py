@@ -13,8 +13,8 @@ from jaxgemm._runtime import ffi
 from jaxgemm.choice import select
 from jaxgemm.choice.grouped import choose
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
-from jaxgemm.grouped.problem import problem as grouped_problem
 from jaxgemm.kernels import CPU, H200, UnsupportedError, find_kernel
+from jaxgemm.ragged.problem import problem as grouped_problem
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

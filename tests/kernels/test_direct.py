@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import LAYOUTS
+from cases import LAYOUTS, SHORT_ACTIVATIONS
 from oracle import Product, check_all, check_special_values, random, run_all
 
 from jaxgemm.choice.select import candidates, check
@@ -50,7 +50,7 @@ def test_with_all_else(tile, warps, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("activation", [None, "relu", *SHORT_ACTIVATIONS])
 def test_usual_activations(activation, rng):
     """Where results are stored in fours these have code of their own, with a bias and without."""
     for types, bias in itertools.product(ROW.types, (True, False)):

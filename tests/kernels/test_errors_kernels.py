@@ -34,6 +34,11 @@ def test_every_kernel_names_the_option_it_lacks():
             jaxgemm.gemm(A, B, kernel=row.name, colour=1)
 
 
+def test_an_option_by_its_former_name_is_told_the_one_it_has():
+    with pytest.raises(ValueError, match="option group of kernel 'sm90' is called walk_height"):
+        jaxgemm.gemm(A, B, kernel="sm90", group=8)
+
+
 def lower(row, **options):
     """Lower a product of the kernel's first types for its platform, on any machine."""
     a, b, d, _ = row.types[0]
@@ -87,7 +92,7 @@ def test_a_named_kernel_for_a_platform_without_kernels():
 
 def _device(monkeypatch, arch):
     device = lambda platform: Device(platform, "a device", arch, 20)  # noqa: E731
-    monkeypatch.setattr("jaxgemm.primitive.device_for", device)
+    monkeypatch.setattr("jaxgemm.products.dense.device_for", device)
 
 
 @needs_cuda

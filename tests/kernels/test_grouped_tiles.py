@@ -45,7 +45,7 @@ def programs(p, kernel, rng):
     """The compiled programs of all configurations, by their options but for how tiles are walked: that is drawn."""
     found = {}
     for options in group_cases.configurations(kernel, p.problem):
-        options |= {"group": int(rng.integers(1, 17))}
+        options |= {"walk_height": int(rng.integers(1, 17))}
         launched = jax.jit(lambda arrays, options=options: p.launched(arrays, kernel, options))
         found[tuple(options.items())] = launched.lower(group_cases.on_device(p.arrays)).compile()
     return found

@@ -1,5 +1,6 @@
 """The handler called directly, with everything that Python would not send: an error each, never a crash."""
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,7 +211,8 @@ ERRORS = {
     ),
     "activation": (
         {"activation": "swish"},
-        "attribute 'activation': got 'swish', expected one of none, relu, gelu, gelu_erf, silu, tanh, sigmoid",
+        # Two tables: of ffi/activation.h and of jaxgemm/epilogue.py.
+        f"attribute 'activation': got 'swish', expected one of {', '.join(('none', *cases.ACTIVATIONS))}",
     ),
     "options of a kernel without": (
         {"config": ints(1)},

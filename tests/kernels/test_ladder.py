@@ -21,12 +21,6 @@ RESULTS = ROOT / "benchmarks/results/nvidia-h100-80gb-hbm3"
 LADDER = [row for row in jaxgemm.kernels() if row.family == "ladder"]
 ROWS = [row.name for row in LADDER]
 
-#: Rungs that the result files do not have yet, of which the page says so.
-UNMEASURED: tuple[str, ...] = ()
-
-#: Types that a rung's budget is of, where these are not the row's first.
-BUDGETED = {"mma_sync": ("float16", "float16", "float32"), "wgmma_tma": ("float16", "float16", "float32")}
-
 #: WMMA's tile shapes by operand type.
 WIDE = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
 TILES = {**dict.fromkeys(("float16", "bfloat16", "int8", "uint8"), WIDE), "float32": ((16, 16, 8),)}
@@ -138,21 +132,23 @@ def test_the_page_says_what_the_results_say(shown):
     document = json.loads((RESULTS / "ladder.json").read_text())
     others = (shown.beside(document, name) for name in ("ladder_counters.json", "ladder_textbook.json"))
     values = shown.figures(document, *others)
-    page = shown.PAGE.read_text()
-    assert set(values) >= {*ROWS, "budget", "speeds", "own products", "counters", "textbook"}
-    missing = [name for name in values if f"figures: {name} -->" not in page]
+    assert set(values) >= {*ROWS, "rungs", "budget", "speeds", "own products", "counters", "textbook"}
+    pages = {name: page.read_text() for name, page in shown.pages().items()}
+    missing = [name for name in values if f"figures: {name} -->" not in pages[name if name in ROWS else ""]]
     assert not missing
-    assert shown.marked(page, values) == page
+    for page in pages.values():
+        assert shown.marked(page, values) == page
 
 
 def test_every_row_was_measured(shown):
-    """All sizes, none of them failed, and each has its counters."""
+    """All sizes, none of them failed, and each has its counters; or its page says that it was not."""
     document = json.loads((RESULTS / "ladder.json").read_text())
     assert {row["status"] for row in document["rows"]} == {"ok"}
+    unmeasured = [name for name in ROWS if "\nNot measured yet." in shown.pages()[name].read_text()]
     for kernel in ROWS:
         sizes = {row["n"] for row in document["rows"] if row["kernel"] == kernel and row["part"] == "sizes"}
-        assert sizes == (set() if kernel in UNMEASURED else {128, 256, 512, 1024, 2048, 4096, 8192}), kernel
-    measured = [kernel for kernel in ROWS if kernel not in UNMEASURED]
+        assert sizes == (set() if kernel in unmeasured else {128, 256, 512, 1024, 2048, 4096, 8192}), kernel
+    measured = [kernel for kernel in ROWS if kernel not in unmeasured]
     assert [row["kernel"] for row in shown.beside(document, "ladder_counters.json")["rows"]] == measured
 
 
@@ -163,8 +159,7 @@ def test_budgets_are_those_of_the_compiled_code(compiled, monkeypatch, name):
     if not hopper:
         pytest.skip("this build is not for Hopper")
     rung = script("ladder_budget", monkeypatch).RUNGS[name]
-    types = BUDGETED.get(name) or next(row.types[0] for row in LADDER if row.name == name)
-    found = [f for f in hopper if f.belongs(name) and f.product(types)]
+    found = [f for f in hopper if f.belongs(name) and f.product(rung.types)]
     (function,) = (f for f in found if name != "wmma" or "ILi16ELi16ELi16E" in f.mangled)  # its first tile
     if rung.launched:
         assert function.shared_bytes == 0
@@ -176,15 +171,17 @@ def test_budgets_are_those_of_the_compiled_code(compiled, monkeypatch, name):
     assert rung.registers == -(-registers // 8) * 8
 
 
-def test_the_page_draws_every_rung(shown, monkeypatch):
-    rungs = script("ladder_budget", monkeypatch).RUNGS
-    assert list(rungs) == ROWS
-    page = shown.PAGE.read_text()
-    for name, rung in rungs.items():
-        section = page.partition(f"\n### `{name}`")[2].partition("\n## ")[0].partition("\n### ")[0]
-        assert "```text" in section, f"no diagram of {name}"
+def test_each_rung_is_a_row_a_file_and_a_page(shown, monkeypatch):
+    budget = script("ladder_budget", monkeypatch)
+    assert list(budget.RUNGS) == ROWS
+    assert {path.stem for path in budget.SOURCES.glob("*.cu")} == set(ROWS)
+    assert {path.stem for path in shown.RUNG_PAGES.iterdir()} == set(ROWS)
+    for name, rung in budget.RUNGS.items():
+        page = shown.pages()[name].read_text()
+        assert page.startswith(f"# `{name}`\n")
+        assert "```text" in page, f"no diagram of {name}"
         if rung.shared_bytes:
-            assert f"{rung.shared_bytes:,}" in section.partition("<!--")[0], name
+            assert f"{rung.shared_bytes:,}" in page.partition("<!--")[0], name
 
 
 def test_effective_operations_are_counted_for_xla_too(ladder, capsys):
@@ -248,7 +245,7 @@ def test_every_kernel_of_the_write_ups_is_there():
     names = "naive coalesced tiled coarse_1d coarse_2d coarse_2d_vec vec4_global vec4_shared vec4_shared_at"
     names += " fragment_pipeline shared_pipeline register_blocked warp_tiled outer_product wmma_tf32 wmma_f16 wmma"
     names += " mma_sync wgmma_tma"  # which lead from WMMA to the engines
-    assert sorted(ROWS) == sorted(names.split())
+    assert set(names.split()) <= set(ROWS)
     (wmma,) = (row for row in LADDER if row.name == "wmma")
     assert {types[:3] for types in wmma.types} == {
         ("float16", "float16", "float32"),

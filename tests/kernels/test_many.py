@@ -104,9 +104,9 @@ def test_tiles(tile, layout, rng):
     shapes = [(m + i, n + j, 64 + d) for i in (-1, 0, 1, 8) for j in (-1, 0, 8) for d in (-8, 0, 1)]
     shapes += [(m // 2, n, 72), (m // 2 + 1, n, 72), (3 * m, 5 * n, 40), (5 * m + 7, 3 * n + 8, 136), (2, 2, 2)]
     a, b = operands(rng, shapes, layout=layout)
-    for group in (1, 2, 1000, 2**32):
+    for height in (1, 2, 1000, 2**32):
         for out in ("bfloat16", "float32"):
-            check(run(a, b, out, layout, **tile, group=group), a, b, layout, f"group {group}, {out}:")
+            check(run(a, b, out, layout, **tile, walk_height=height), a, b, layout, f"height {height}, {out}:")
 
 
 @pytest.mark.gpu
@@ -287,7 +287,9 @@ def test_explain_says_how_each_is_computed(shapes, dtype, asked, chosen, rule):
 def test_what_the_kernel_cannot_do_is_said():
     with pytest.raises(jaxgemm.UnsupportedError, match="kernel 'sm90' got float32 x float32 -> float32"):
         lowered(SHAPES, "float32", kernel="sm90")
-    with pytest.raises(jaxgemm.UnsupportedError, match="many products of kernel 'sm90' have a cluster_m of 1"):
+    with pytest.raises(
+        jaxgemm.UnsupportedError, match="many products of kernel 'sm90' have a cluster_m and a cluster_n of 1"
+    ):
         lowered(SHAPES, kernel="sm90", cluster_m=2)
     with pytest.raises(jaxgemm.UnsupportedError, match="no tile of many products matches the options"):
         lowered(SHAPES, kernel="sm90", split_k=2)

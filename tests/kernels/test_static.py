@@ -7,7 +7,7 @@ does any see that a tile or a type came to multiply the kernels that are built.
 
 import collections
 import io
-import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -18,6 +18,10 @@ import jaxgemm
 from jaxgemm._runtime import ffi
 from jaxgemm.kernels import find_kernel
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from ladder_budget import RUNGS
+
 #: Kernels at most: of a family, those that copy or add for it included, for each chip, and of all for all chips.
 KERNELS = {"sm90": 370, "direct": 110, "simt": 90}
 ALL_KERNELS = 1222
@@ -25,42 +29,15 @@ ALL_KERNELS = 1222
 LIBRARY_BYTES = 16_500_000
 WHEEL_BYTES = 16_500_000
 
-VECTORS = ("FFMA", "LDS.128")
-WIDE = ("DFMA", "LDS.128")
-
-#: By kernel and operand type: what its code must show. Types that are not named here are not looked at.
+#: By kernel and operand type: what its code must show, a rung of the ladder's by the head of its source. Types that are
+#: not named here are not looked at.
 INSTRUCTIONS = {
-    "naive": {"float32": ("FFMA",), "float64": ("DFMA",)},
-    "coalesced": {"float32": ("FFMA",), "float64": ("DFMA",)},
-    "tiled": {"float32": ("FFMA", "LDS", "STS", "BAR"), "float64": ("DFMA", "LDS")},
-    "coarse_1d": {"float32": ("FFMA", "LDS"), "float64": ("DFMA", "LDS")},
-    "coarse_2d": {"float32": ("FFMA", "LDS")},
-    "register_blocked": {"float32": (*VECTORS, "LDG.E.128"), "float64": WIDE},
-    "coarse_2d_vec": {"float32": (*VECTORS, "LDG.E.128", "STS.128")},
-    "vec4_global": {"float32": ("FFMA", "LDG.E.128"), "float64": ("DFMA", "LDG.E.128")},
-    "vec4_shared": {"float32": (*VECTORS, "LDG.E.128")},
-    "vec4_shared_at": {"float32": (*VECTORS, "LDG.E.128")},
-    "fragment_pipeline": {"float32": (*VECTORS, "LDG.E.128")},
-    "shared_pipeline": {"float32": (*VECTORS, "LDG.E.128")},
-    "warp_tiled": {"float32": (*VECTORS, "LDG.E.128")},
-    "outer_product": {"float32": (*VECTORS, "STS.128")},
     "gemv": {"float32": ("FFMA", "LDG.E.128"), "float16": ("HMMA", "LDG.E.128"), "bfloat16": ("HMMA", "LDG.E.128")},
     "direct": {"": ("HMMA", "LDG.E.128")},
-    "simt": {"float32": VECTORS, "float64": WIDE},
-    "wmma_tf32": {"float32": ("HMMA",)},
-    "wmma_f16": {"float16": ("HMMA",)},
-    "wmma": {
-        "float16": ("HMMA",),
-        "bfloat16": ("HMMA",),
-        "float32": ("HMMA",),
-        "float64": ("DMMA",),
-        "int8": ("IMMA",),
-        "uint8": ("IMMA",),
-    },
-    "mma_sync": dict.fromkeys(("float16", "bfloat16"), ("HMMA", "LDSM", "LDGSTS")),
-    "wgmma_tma": dict.fromkeys(("float16", "bfloat16"), ("HGMMA", "UTMALDG", "SYNCS")),
+    "simt": {"float32": ("FFMA", "LDS.128"), "float64": ("DFMA", "LDS.128")},
     "sm80": {"": ("HMMA", "LDSM", "LDGSTS")},
     "sm90": {"": ("HGMMA", "UTMALDG", "SYNCS")},
+    **{name: rung.shows for name, rung in RUNGS.items()},
 }
 
 #: Functions disassembled for each entry above; disassembling all of them takes minutes.
@@ -140,8 +117,8 @@ def by_tile(compiled):
         pytest.skip("this build has no such kernel")
     first = {}
     for f in compiled:
-        if f.belongs("sm90") and (match := re.search(r"TileConfig(\w+?5GatedE0E\w+?)EEELNS", f.mangled)):
-            first.setdefault(match[1], f)
+        if f.belongs("sm90") and f.tile and not f.tile["gated"]:
+            first.setdefault(tuple(f.tile.values()), f)
     assert first
     return [(f, schedule(f)) for f in first.values()]
 
@@ -157,7 +134,7 @@ def test_products_of_a_step_are_in_flight_together(by_tile):
 def test_a_bias_is_not_waited_for_before_the_products(by_tile):
     """Loads in front of a tile's main loop: who uses them there has the tensor cores wait for memory, tile by tile."""
     for f, code in by_tile:
-        if "GroupedE0E" not in f.mangled:
+        if f.tile["tokens"] or f.tile["many"]:
             continue  # where a tile lies, a grouped product reads in memory as well
         products = next(i for i, x in enumerate(code) if x.name == "WARPGROUP.ARRIVE")
         loads = [i for i, x in enumerate(code[:products]) if x.name.startswith("LDG.")]

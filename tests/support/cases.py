@@ -1,5 +1,10 @@
 """Every shape, batch and layout of the suite, once. Shapes are (m, n, k)."""
 
+import re
+from pathlib import Path
+
+from jaxgemm import epilogue
+
 #: Which operands are stored transposed.
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
@@ -55,7 +60,11 @@ EMPTY_BATCHES = (((0,), (0,)), ((0,), (1,)), ((2, 0), (1, 0)))
 SCALINGS = ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0), (-0.5, 0.0), (1.75, -2.25), (0.0, 0.0))
 INTEGER_SCALINGS = ((1, 0), (1, 1), (0, 1), (-3, 0), (7, -5), (2**31 - 1, -(2**31)))
 
-ACTIVATIONS = ("relu", "gelu", "gelu_erf", "silu", "tanh", "sigmoid")
+ACTIVATIONS = tuple(epilogue.ACTIVATIONS)
+
+#: Those for which kernels have code apart from that for all.
+_TABLE = (Path(__file__).parents[2] / "ffi/activation.h").read_text()
+SHORT_ACTIVATIONS = tuple(re.findall(r'"(\w+)", CodeLength::kShort', _TABLE))
 
 #: What a test gives an option whose row lists no values: any integer from 0 up.
 FREE_OPTION_VALUES = (0, 1, 2, 3, 7)

@@ -18,6 +18,12 @@ TYPES = {name: number for number, (name, *_) in enumerate(ffi.element_types())}
 #: In the names of kernels that accompany a product: they copy or add, and have no product's instructions.
 _HELPERS = ("reduce", "repack")
 
+#: The fields of sm90's TileConfig (ffi/cuda/sm90/configs.h), whose values mangled names give in this order.
+_TILE = (
+    *("tile_m", "tile_n", "consumers", "schedule", "gated", "blocks", "realigns", "every_eighth", "tokens", "many"),
+    "staging_buffers",
+)
+
 #: A line of a disassembly: the name of the instruction, behind its predicate.
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)")
 
@@ -88,6 +94,13 @@ class Function:
         return found is not None and [int(x) for x in found.groups()] == [TYPES[x] for x in types[:3]]
 
     @property
+    def tile(self):
+        """The fields of the tile that a function of sm90's is compiled for, by name."""
+        found = re.search(r"TileConfigE(\w+?)EEL", self.mangled)
+        values = re.findall(r"L(?:[ib]|NS\w*?E|S[0-9A-Z]*_)(\d+)E", found[1] + "E") if found else []
+        return dict(zip(_TILE, map(int, values), strict=True)) if values else {}
+
+    @property
     def shared_bytes(self):
         """Shared memory that a block declares. On chips that keep 1 KB of it to themselves the listing counts that."""
         kept = 0 if self.arch.startswith("sm_8") else 1024
@@ -117,14 +130,23 @@ def functions(module, folder):
 
 def disassemble(wanted):
     """Add the instructions of these functions to them."""
-    for cubin in {f.cubin for f in wanted}:
-        here = {f.mangled: f for f in wanted if f.cubin == cubin}
+    listings = opcodes(wanted)
+    for f in wanted:
+        f.instructions |= set(listings[f.cubin, f.mangled])
+
+
+def opcodes(wanted):
+    """{(cubin, mangled name): the names of a function's instructions in their order}."""
+    found = {}
+    for cubin in sorted({f.cubin for f in wanted}):
+        here = [f.mangled for f in wanted if f.cubin == cubin]
         current = None
         for line in _cuobjdump("--dump-sass", "--function", ",".join(here), cubin).splitlines():
             if match := re.search(r"Function : (\S+)", line):
-                current = here.get(match[1])
-            elif current and (match := _INSTRUCTION.match(line)):
-                current.instructions.add(match[1])
+                current = found.setdefault((cubin, match[1]), [])
+            elif current is not None and (match := _INSTRUCTION.match(line)):
+                current.append(match[1])
+    return found
 
 
 @dataclass

@@ -149,7 +149,7 @@ def _with_options(rng: np.random.Generator, case: Case) -> Case | None:
     found = group_cases.configurations(case.kernel, problem)
     if not found:
         return None
-    return replace(case, options=tuple((one(rng, found) | {"group": int(rng.integers(1, 17))}).items()))
+    return replace(case, options=tuple((one(rng, found) | {"walk_height": int(rng.integers(1, 17))}).items()))
 
 
 # --- Running ----------------------------------------------------------------------------------------------------

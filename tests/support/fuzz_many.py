@@ -69,7 +69,7 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
 
 
 def _with_options(rng: np.random.Generator, case: Case) -> Case:
-    options = one(rng, TILES) | {"group": int(rng.integers(1, 17))}
+    options = one(rng, TILES) | {"walk_height": int(rng.integers(1, 17))}
     return replace(case, options=tuple(options.items()))
 
 

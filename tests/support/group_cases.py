@@ -19,10 +19,10 @@ from oracle import Gated, Product, coarser, compare, dtype_of, finite, poison, r
 import jaxgemm
 from jaxgemm.choice.select import candidates, configuration, resolve
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.grouped.problem import problem as grouped_problem
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
-from jaxgemm.primitive import call
 from jaxgemm.problem import Problem
+from jaxgemm.products.call import call
+from jaxgemm.ragged.problem import problem as grouped_problem
 
 #: Rows times weights (held, k, n); the same with weights (held, n, k); and a sum over each group's rows.
 FORMS = ("rows", "transposed", "sums")

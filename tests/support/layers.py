@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 from jaxprs import equations
 
-from jaxgemm.primitive import gemm_p
+from jaxgemm.products.dense import gemm_p
 
 
 def products(function, *args):

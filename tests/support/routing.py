@@ -7,7 +7,7 @@ from jax import lax
 from jaxprs import equations
 
 from jaxgemm.override import override
-from jaxgemm.primitive import gemm_p
+from jaxgemm.products.dense import gemm_p
 
 
 def count(function, *args):

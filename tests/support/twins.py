@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxgemm
+from jaxgemm.epilogue import ACTIVATIONS
 
 
 def kernels_for(dtype):
@@ -24,15 +25,7 @@ def kernels_for(dtype):
 
 float64 = kernels_for("float64")
 
-JNP = {
-    None: lambda x: x,
-    "relu": jax.nn.relu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
-    "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
-    "silu": jax.nn.silu,
-    "tanh": jnp.tanh,
-    "sigmoid": jax.nn.sigmoid,
-}
+JNP = {None: lambda x: x, **ACTIVATIONS}
 
 
 def ours(kernel, activation="gelu"):

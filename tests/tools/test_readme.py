@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -10,8 +11,6 @@ from statistics import geometric_mean
 
 import pytest
 
-import jaxgemm
-from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.measure import report
 
 ROOT = Path(__file__).parents[2]
@@ -41,20 +40,13 @@ def test_licence():
     assert f"]({file})" in README.read_text()
 
 
-def kernel_table() -> str:
-    """The kernel table as docs/kernels.md has it."""
-    lines = ["| kernel | runs on | operands | what it is |", "|---|---|---|---|"]
-    for k in jaxgemm.kernels():
-        arch = f"{k.min_arch // 10}.{k.min_arch % 10}" + ("" if k.max_arch else "+")
-        where = "CPU" if k.platform == "cpu" else f"CUDA {arch}"
-        operands = ", ".join(dict.fromkeys(ELEMENT_TYPES[t[0]].short for t in k.types))
-        lines.append(f"| `{k.name}` | {where} | {operands} | {k.summary} |")
-    return "\n".join(lines)
-
-
-def test_kernel_table():
-    if kernel_table() not in (ROOT / "docs/kernels.md").read_text():
-        pytest.fail(f"docs/kernels.md does not have the table of ffi/; it should be\n\n{kernel_table()}")
+def test_kernel_table(monkeypatch):
+    """``python benchmarks/kernel_docs.py`` puts it right."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    docs = importlib.import_module("kernel_docs")
+    page = docs.PAGE.read_text()
+    assert docs.kernel_table() in page
+    assert docs.updated(page) == page
 
 
 # --- Should I use it? -----------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def test_other_walks_are_those_of_the_same_configurations(script, benchmark_scri
     row, problem = find_kernel("sm90"), benchmark_script("tune").problem_of(Case(4096, 8192, 512, "bfloat16"))
     first = candidates(row, (), problem, H200)[:2]
     walked = script._by_other_walks(row, first, problem, H200)
-    at = list(row.options).index("group")
+    at = list(row.options).index("walk_height")
     without = [x.config[:at] + x.config[at + 1 :] for x in walked]
     assert without == [x.config[:at] + x.config[at + 1 :] for x in first for _ in range(6)]
     assert [x.config[at] for x in walked] == 2 * [1, 2, 4, 8, 16, 32]

@@ -189,7 +189,7 @@ def test_what_is_no_product_is_refused(text):
 
 def timed(*us):
     options = find_kernel("sm90").options
-    configs = [{"tile_m": 64, "tile_n": 16 * i, "schedule": 2, "group": 8 if i == 2 else 1} for i in range(1, 9)]
+    configs = [{"tile_m": 64, "tile_n": 16 * i, "schedule": 2, "walk_height": 8 if i == 2 else 1} for i in range(1, 9)]
     made = [tuple(config.get(name, 1) for name in options) for config in configs]
     return tuple(zip(made, us, strict=False))
 

@@ -72,7 +72,9 @@ def test_a_script_that_is_ended_ends_its_tools(tmp_path):
 
 
 def test_every_configuration_of_groups_has_products(monkeypatch):
-    monkeypatch.setattr(group_cases, "configurations", lambda *_: [{"tile_m": rows, "group": 1} for rows in range(4)])
+    monkeypatch.setattr(
+        group_cases, "configurations", lambda *_: [{"tile_m": rows, "walk_height": 1} for rows in range(4)]
+    )
     labels, products, options = zip(*sanitize.grouped_calls(np.random.default_rng(0)), strict=True)
     assert len(set(labels)) == len(labels)
     for shape in {p.lhs.shape for p in products}:

@@ -1,5 +1,5 @@
 // Activations of a register array. The common ones in a form that is two special-function instructions, exact
-// to a few units in fp32's last place; the others through the shared definitions, in a loop that exists once.
+// to a few units in fp32's last place; the others by their definitions, in a loop that exists once.
 #pragma once
 
 #include "epilogue.cuh"
@@ -31,6 +31,11 @@ __device__ __forceinline__ float falling_sigmoid(float x) {
 }
 // 1 / (1 + exp(-x)).
 __device__ __forceinline__ float fast_sigmoid(float x) { return falling_sigmoid(-1.4426950408889634f * x); }
+
+// nvcc does not say which cases are missing below.
+static_assert(kActivationCount == 7, "activate_any has a case for each");
+static_assert(count_of(CodeLength::kTrivial) == 2 && count_of(CodeLength::kShort) == 2,
+              "activate_short has all but the long ones");
 
 // The activations for which has_short_code() holds.
 template <int kCount>

@@ -6,31 +6,29 @@
 namespace jaxgemm::cuda {
 
 template <typename T>
+__device__ __forceinline__ T exp_of(T x) {
+  return exp(x);
+}
+template <typename T>
+__device__ __forceinline__ T tanh_of(T x) {
+  return tanh(x);
+}
+template <typename T>
+__device__ __forceinline__ T erfc_of(T x) {
+  return erfc(x);
+}
+
+#define JAXGEMM_INLINE __device__ __forceinline__
+#include "../../activation.inc"
+#undef JAXGEMM_INLINE
+
+template <typename T>
 __device__ __forceinline__ T activate(Activation activation, T x) {
-  if constexpr (!std::is_floating_point_v<T>) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return apply<T>(activation, x);
+  } else {
     // Integers know relu only; the table admits no other.
     return activation == Activation::kRelu ? (x > 0 ? x : T(0)) : x;
-  } else {
-    switch (activation) {
-      case Activation::kNone:
-        return x;
-      // A comparison that keeps NaN, as jax.nn.relu does.
-      case Activation::kRelu:
-        return x < T(0) ? T(0) : x;
-      case Activation::kGelu: {
-        const T inner = T(0.7978845608028654) * (x + T(0.044715) * x * x * x);
-        return T(0.5) * x * (T(1) + tanh(inner));
-      }
-      case Activation::kGeluErf:
-        return T(0.5) * x * erfc(-x * T(0.7071067811865476));
-      case Activation::kSilu:
-        return x / (T(1) + exp(-x));
-      case Activation::kTanh:
-        return tanh(x);
-      case Activation::kSigmoid:
-        return T(1) / (T(1) + exp(-x));
-    }
-    return x;
   }
 }
 

@@ -6,6 +6,11 @@
 // Neighbouring blocks lie below one another: all blocks that run at a time then read the same few columns of
 // B, so that each line of B, a new one for every k, comes from the L2 cache, while a line of A lasts for 32
 // steps of k. The reads of 16 steps are in flight together.
+//
+//   tile       1 x 1 x 1
+//   threads    1024
+//   registers  32: 1 sums, 2 operands
+//   shows      float32 FFMA; float64 DFMA
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -3,6 +3,13 @@
 //
 // An element of B is read from shared memory once for 8 products, so that 8 products take 9 values from
 // shared memory instead of 16. The 8 values of A are the same for the whole warp: a broadcast.
+//
+//   tile       64 x 64 x 8
+//   threads    512
+//   registers  64: 8 sums, 9 operands
+//   tiles      pass through registers
+//   shared     64 x 8 x 4, 8 x 64 x 4
+//   shows      float32 FFMA LDS; float64 DFMA LDS
 #include "../device/tile.cuh"
 #include "ladder.h"
 

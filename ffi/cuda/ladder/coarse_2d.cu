@@ -5,6 +5,13 @@
 // each tile is loaded in 8 rounds, with 16 threads along a row of A and 128 along a row of B. A thread's 8
 // rows and 8 columns lie 16 apart, so that at each k the threads of a warp read neighbouring elements of B,
 // without bank conflicts.
+//
+//   tile       128 x 128 x 16
+//   threads    256
+//   registers  128: 64 sums, 16 operands
+//   tiles      pass through registers
+//   shared     128 x 16 x 4, 16 x 128 x 4
+//   shows      float32 FFMA LDS
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -3,6 +3,13 @@
 // Eight rounds of loads become two. The tile of A is transposed on its way into shared memory, so that
 // elements of A's column are neighbours as well. A thread's 8 x 8 results are one solid square, as that is
 // what two wide reads deliver; the price is bank conflicts, since neighbouring threads read 8 apart.
+//
+//   tile       128 x 128 x 16
+//   threads    256
+//   registers  128: 64 sums, 16 operands
+//   tiles      pass through registers
+//   shared     16 x 132 x 4, 16 x 128 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128 STS.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -3,6 +3,13 @@
 //
 // The fragments of k + 1 are read from shared memory before the products of k are computed, so that those 64
 // products hide the latency of the read. The price is 16 registers.
+//
+//   tile       128 x 128 x 16
+//   threads    256
+//   registers  128: 64 sums, 32 operands
+//   tiles      pass through registers
+//   shared     16 x 132 x 4, 16 x 128 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -7,6 +7,13 @@
 // reads four 8 x 8 matrices at a time, transposed where the operand lies across k. And which lane holds which
 // element for mma.sync is specified: results need no way through shared memory, and a warp's tile is large
 // enough to use a fragment of A eight times and one of B four times.
+//
+//   tile       128 x 128 x 32
+//   threads    128
+//   registers  256: 128 sums, 64 operands
+//   stages     3
+//   shared     128 x 32 x 2, 128 x 32 x 2
+//   shows      float16 HMMA LDSM LDGSTS; bfloat16 HMMA LDSM LDGSTS
 #include "../device/cp_async.cuh"
 #include "../device/mma.cuh"
 #include "../device/ptx.cuh"

@@ -6,6 +6,12 @@
 // thread holds the 24 elements of A's column and 4 of B's row, for 96 products. While step k computes, the
 // column and the row of k + 1 are loaded into a second set of registers. A thread touches only its own four
 // columns of the sums, so there is no barrier anywhere.
+//
+//   tile       24 x 512 x 1
+//   threads    128
+//   registers  128: 0 sums, 56 operands
+//   shared     24 x 512 x 4
+//   shows      float32 FFMA LDS.128 STS.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -3,6 +3,13 @@
 //
 // Coarsening in both directions: 8 values from shared memory feed 16 products, where `coarse_1d` needs 9
 // for 8.
+//
+//   tile       64 x 64 x 16
+//   threads    256
+//   registers  64: 16 sums, 8 operands
+//   tiles      pass through registers
+//   shared     64 x 20 x 4, 16 x 64 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128; float64 DFMA LDS.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

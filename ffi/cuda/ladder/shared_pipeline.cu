@@ -5,6 +5,14 @@
 // it goes into the other buffer, and the last step's products cover the first read from there. Global latency
 // is hidden as well now, and one barrier a tile suffices, since no thread writes the buffer that is being
 // read.
+//
+//   tile       128 x 128 x 16
+//   threads    256
+//   registers  128: 64 sums, 32 operands
+//   tiles      pass through registers
+//   stages     2
+//   shared     16 x 132 x 4, 16 x 128 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

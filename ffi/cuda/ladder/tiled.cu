@@ -4,6 +4,13 @@
 // Each element comes from global memory once for 32 uses. The tiles' rows are padded, so that the store of a
 // transposed operand, which runs down a column, has no bank conflicts. The padding of A's rows is four
 // elements, so that a warp, which needs one element of its row for each k, reads four at a time.
+//
+//   tile       32 x 32 x 32
+//   threads    1024
+//   registers  32: 1 sums, 2 operands
+//   tiles      pass through registers
+//   shared     32 x 36 x 4, 32 x 33 x 4
+//   shows      float32 FFMA LDS STS BAR; float64 DFMA LDS
 #include "../device/tile.cuh"
 #include "ladder.h"
 

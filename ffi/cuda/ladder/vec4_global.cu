@@ -5,6 +5,11 @@
 // each element 16 times over. An operand's transposition decides whether the four neighbours of a read lie
 // along K or across it, and so which register holds an element: the kernel has a loop for each pair of
 // layouts.
+//
+//   tile       4 x 4 x 4
+//   threads    256
+//   registers  80: 16 sums, 32 operands
+//   shows      float32 FFMA LDG.E.128; float64 DFMA LDG.E.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

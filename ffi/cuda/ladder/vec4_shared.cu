@@ -3,6 +3,13 @@
 //
 // The tile of B is loaded as a left and a right half: a thread reads columns x and x + 64 of one row, as it
 // will use columns x and x + 64 when it multiplies. A's elements come out of shared memory four along k.
+//
+//   tile       128 x 128 x 16
+//   threads    256
+//   registers  128: 64 sums, 40 operands
+//   tiles      pass through registers
+//   shared     128 x 20 x 4, 16 x 128 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -4,6 +4,13 @@
 // A column of A is now as contiguous as a row of B: at each k a thread's 16 values are four wide reads, and
 // no register holds an element before its turn. The tile of B is cut along rows: a thread loads rows y and y
 // + 8.
+//
+//   tile       128 x 128 x 16
+//   threads    256
+//   registers  128: 64 sums, 16 operands
+//   tiles      pass through registers
+//   shared     16 x 132 x 4, 16 x 128 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 

@@ -9,6 +9,14 @@
 // buffer of shared memory, and the next k from shared memory into a second pair of fragments. The loop's body
 // is compiled once for each buffer, as addresses known to the compiler cost no instructions: 8 steps of k
 // between two barriers hide little else.
+//
+//   tile       128 x 128 x 8
+//   threads    256
+//   registers  128: 64 sums, 32 operands
+//   tiles      pass through registers
+//   stages     2
+//   shared     8 x 132 x 4, 8 x 128 x 4
+//   shows      float32 FFMA LDS.128 LDG.E.128
 #include "../device/tile.cuh"
 #include "ladder.h"
 
@@ -26,8 +34,7 @@ static_assert(kLanesM * 4 == kPieceM && kLanesN * 4 == kPieceN && kLanesM * kLan
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 2) warp_tiled(const __grid_constant__ TiledProduct<T> p) {
   using Acc = typename T::Acc;
-  __shared__ alignas(16) Acc a_tile[2][kBlockK][kPitchA];
-  __shared__ alignas(16) Acc b_tile[2][kBlockK][kBlockN];
+  __shared__ alignas(16) Acc a_tile[2][kBlockK][kPitchA], b_tile[2][kBlockK][kBlockN];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = warp / (kBlockN / kWarpN) * kWarpM + lane / kLanesN * 4;
   const int col = warp % (kBlockN / kWarpN) * kWarpN + lane % kLanesN * 4;

@@ -7,6 +7,14 @@
 // warpgroups have read it, so that the loading warp runs up to four stages ahead of the warpgroups. And wgmma
 // reads both operands from shared memory by itself: registers hold sums alone, 64 x 256 a warpgroup, and a
 // stage's products are issued while those of the one before are under way.
+//
+//   tile       128 x 256 x 64
+//   threads    288
+//   registers  160: 128 sums, 0 operands
+//   stages     4
+//   shared     128 x 64 x 2, 256 x 64 x 2, 2 x 1 x 8
+//   launched   1024
+//   shows      float16 HGMMA UTMALDG SYNCS; bfloat16 HGMMA UTMALDG SYNCS
 #include <string>
 
 #include "../../arithmetic.h"

@@ -10,6 +10,12 @@
 // that 0 * NaN keeps. So:
 //   alpha = 1: the accumulator starts as beta * C, and the product is added to it;
 //   otherwise: it starts at zero, and alpha * product + beta * C is formed at the end.
+//
+//   tile       16 x 16 x 16
+//   threads    512
+//   registers  64: 8 sums, 8 operands
+//   shared     16 x 256 x 4
+//   shows      float16 HMMA; bfloat16 HMMA; float32 HMMA; float64 DMMA; int8 IMMA; uint8 IMMA
 #include <algorithm>
 #include <string>
 

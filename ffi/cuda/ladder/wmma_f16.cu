@@ -3,6 +3,13 @@
 //
 // Half the bytes of `wmma_tf32` for twice the depth. The shared rows are padded by 8 elements, 16 bytes, so
 // that the rows a fragment's load touches start in different banks and stay aligned as WMMA demands.
+//
+//   tile       64 x 64 x 16
+//   threads    128
+//   registers  64: 32 sums, 16 operands
+//   tiles      pass through registers
+//   shared     64 x 24 x 2, 16 x 72 x 2, 4 x 256 x 4
+//   shows      float16 HMMA
 #include "ladder.h"
 #include "wmma_tiles.cuh"
 

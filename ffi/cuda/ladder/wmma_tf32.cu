@@ -3,6 +3,13 @@
 //
 // Operands are rounded once, on their way into shared memory, rather than in each of the two warps that use
 // them.
+//
+//   tile       64 x 64 x 8
+//   threads    128
+//   registers  96: 32 sums, 16 operands
+//   tiles      pass through registers
+//   shared     64 x 12 x 4, 8 x 72 x 4, 4 x 256 x 4
+//   shows      float32 HMMA
 #include "ladder.h"
 #include "wmma_tiles.cuh"
 

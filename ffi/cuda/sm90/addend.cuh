@@ -22,7 +22,7 @@ class Addend {
     for (int i = 0; i < E::kConsumers * 4 * E::kBuffers; ++i) mbarrier_init(barriers + 8 * i, 1);
   }
 
-  __device__ Addend(const Params& p, uint32_t staging, uint32_t barriers)
+  __device__ Addend(const typename E::Parameters& p, uint32_t staging, uint32_t barriers)
       : p_(p), staging_(staging), barriers_(barriers) {}
 
   // Asks for C of a strip. Called by lane 0, once the copy engine has read the results that the buffer held.
@@ -57,7 +57,7 @@ class Addend {
   }
 
  private:
-  const Params& p_;
+  const typename E::Parameters& p_;
   uint32_t staging_, barriers_;
   uint32_t phases_ = 0;  // a bit for each buffer: the parity of its barrier
 };

@@ -1,9 +1,12 @@
 // Which configuration runs a problem: all that can are ranked by their cost.
+#include "choose.h"
+
 #include <algorithm>
 #include <cmath>
 #include <set>
 
-#include "cost.h"
+#include "choose_grouped.h"
+#include "options.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -15,7 +18,7 @@ constexpr int64_t kMaxPitch = 1 << 27;
 
 // Where there is one wave the grid's coordinates say which block has which tile, if the walk is along the
 // rows or the columns. Other walks then cost the kernel divisions: this factor, and they are considered only
-// where K is at least so long.
+// where K is at least so long (sources "walks" of benchmarks/results/sm90_configurations.json).
 constexpr double kDividedWalk = 1.02;
 constexpr int64_t kDividedWalkK = 16 * kTileK;
 
@@ -23,15 +26,15 @@ constexpr int64_t kDividedWalkK = 16 * kTileK;
 RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c,
                        const Machine& machine) {
   const Units u(s, t, c, machine.multiprocessors);
-  const int all = static_cast<int>(std::min(u.rows, double(kMaxGroup)));
+  const int all = static_cast<int>(std::min(u.rows, double(kMaxWalkHeight)));
   const bool by_grid = one_wave(u.all(), u.resident, c.cluster()),
              long_sums = s.k / c.split_k >= kDividedWalkK;
   RankedConfig best;
   double least = INFINITY;
-  for (const int group : {all, 1, 8, 4, 16, 2}) {
-    const bool other = by_grid && group != all && group != 1;
-    if (group > all || (other && !long_sums)) continue;
-    c.group = group;
+  for (const int height : {all, 1, 8, 4, 16, 2}) {
+    const bool other = by_grid && height != all && height != 1;
+    if (height > all || (other && !long_sums)) continue;
+    c.walk_height = height;
     const Cost found = cost(p, s, t, c, machine);
     const double time = found.total * (other ? kDividedWalk : 1);
     if (time < least) least = time, best = {c, found};
@@ -52,13 +55,13 @@ bool realignable(const GemmProblem& p, const Matrix& x) {
   for (int i = 0; i < 2; ++i) {
     if (p.batch[i] > 1 && x.batch_stride[i] % 8 != 0) return false;
   }
-  return x.ld <= kMaxPitch && (x.ld % 8 != 0 || fixed(p, kUnaligned));
+  return x.ld <= kMaxPitch && (x.ld % 8 != 0 || fixed(p, "unaligned"));
 }
 
 // Whether tiles may have every eighth row of A: where A is unaligned, or the option asks for it.
 bool takes_every_eighth(const GemmProblem& p, bool swap) {
   const bool row_major = !swap && !p.a.transposed && !p.b.transposed && p.batch_count() == 1;
-  return row_major && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, kEveryEighth));
+  return row_major && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, "every_eighth"));
 }
 
 // All pieces of K and walks for one tile, cluster and orientation.
@@ -69,14 +72,14 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
   const int sms = machine.multiprocessors;
   const auto rank = [&](Config config) {
-    ranked->push_back(fixed(p, kGroup) ? RankedConfig{config, cost(p, s, t, config, machine)}
-                                       : best_walk(p, s, t, config, machine));
+    ranked->push_back(fixed(p, "walk_height") ? RankedConfig{config, cost(p, s, t, config, machine)}
+                                              : best_walk(p, s, t, config, machine));
   };
   // Where the option asks for sums in a cluster, K is split there or not at all.
-  const bool in_cluster = fixed(p, kReduction) == static_cast<int>(Reduction::kCluster);
+  const bool in_cluster = fixed(p, "reduction") == static_cast<int>(Reduction::kCluster);
   const auto slice = [&](int split) {
-    if (fixed(p, kReduction) == static_cast<int>(Reduction::kWorkspace) || !t.can_slice(split)) return;
-    if (c.cluster_m * c.cluster_n > 1 || fixed(p, kGrid) == static_cast<int>(Grid::kResident)) return;
+    if (fixed(p, "reduction") == static_cast<int>(Reduction::kWorkspace) || !t.can_slice(split)) return;
+    if (c.cluster_m * c.cluster_n > 1 || fixed(p, "grid") == static_cast<int>(Grid::kResident)) return;
     Config sliced = c;
     sliced.split_k = split;
     sliced.reduction = Reduction::kCluster;
@@ -89,8 +92,8 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
     if (in_cluster) whole.reduction = Reduction::kCluster;
     if (split == 1 || (!in_cluster && !t.every_eighth && splittable(p, s))) rank(whole);
   };
-  if (fixed(p, kSplitK)) {
-    const int64_t split = std::min(fixed(p, kSplitK), k_blocks);
+  if (fixed(p, "split_k")) {
+    const int64_t split = std::min(fixed(p, "split_k"), k_blocks);
     partial(split);
     if (split == 2 || split == 4 || split == 8) slice(static_cast<int>(split));
     return;
@@ -111,16 +114,12 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
   }
 }
 
-// Whether the options that the problem fixes allow a tile, and the problem does.
-bool tile_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, bool swap) {
-  const auto allows = [&](Option option, int64_t value) {
-    return !fixed(p, option) || fixed(p, option) == value;
-  };
-  if (t.grouped != Grouped::kNo || t.gated != (!p.gated ? Gated::kNo : swap ? Gated::kRows : Gated::kColumns))
+// Whether the problem, and the options that it fixes, allow a tile.
+bool tile_allowed(const GemmProblem& p, const Shape& s, int tile, bool swap) {
+  const TileConfig& t = kTiles[tile];
+  if (!t.is_dense() || t.gated != (!p.gated ? Axis::kNone : swap ? Axis::kRows : Axis::kColumns))
     return false;
-  if (!allows(kTileM, t.tile_m) || !allows(kTileN, t.tile_n) || !allows(kBlocks, t.blocks)) return false;
-  if (!allows(kSchedule, static_cast<int>(t.schedule))) return false;
-  if (!allows(kUnaligned, unaligned_of(t)) || !allows(kEveryEighth, no_or_yes(t.every_eighth))) return false;
+  if (!options_allow(p, {.tile = tile}, {Scope::kTile})) return false;
   if (t.needs_k_major_y() && s.y_mn_major) return false;
   if (t.realigns && !realignable(p, swap ? p.a : p.b)) return false;
   return !t.every_eighth || takes_every_eighth(p, swap);
@@ -134,12 +133,12 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
   if (m * n > (t.realigns ? 1 : 8)) return false;
   // Large tiles load little for what they multiply: clusters of more than two of them are considered only if
   // the options ask for them, or where rows straddle lines of L2 and so take longer to load.
-  const bool asked = fixed(p, kClusterM) && fixed(p, kClusterN);
+  const bool asked = fixed(p, "cluster_m") && fixed(p, "cluster_n");
   const bool long_loads = !whole_lines(p.a.ld) || !whole_lines(p.b.ld);
   if (!asked && !long_loads && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) return false;
   const int64_t rows = t.every_eighth ? ceil_div(s.m, 8) : s.m;
-  if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(rows, t.result_m()) < m) return false;
-  return fixed(p, kClusterN) ? fixed(p, kClusterN) == n : ceil_div(s.n, t.result_n()) >= n;
+  if (fixed(p, "cluster_m") ? fixed(p, "cluster_m") != m : ceil_div(rows, t.result_m()) < m) return false;
+  return fixed(p, "cluster_n") ? fixed(p, "cluster_n") == n : ceil_div(s.n, t.result_n()) >= n;
 }
 
 }  // namespace
@@ -148,16 +147,16 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& mach
   if (p.grouped()) return rank_grouped(p, machine);
   std::vector<RankedConfig> ranked;
   for (const bool swap : {false, true}) {
-    if (fixed(p, kSwap) && fixed(p, kSwap) != no_or_yes(swap)) continue;
+    if (!options_allow(p, {.swap = swap}, {Scope::kOrientation})) continue;
     const Shape s(p, swap);
     for (int tile = 0; tile < kTileCount; ++tile) {
-      if (!tile_allowed(p, s, kTiles[tile], swap)) continue;
+      if (!tile_allowed(p, s, tile, swap)) continue;
       for (const int m : {1, 2, 4}) {
         for (const int n : {1, 2, 4}) {
           if (!cluster_allowed(p, s, kTiles[tile], m, n)) continue;
           Config c{.tile = tile, .cluster_m = m, .cluster_n = n, .swap = swap};
-          if (fixed(p, kGroup)) c.group = fixed_walk(p);
-          if (fixed(p, kGrid)) c.grid = static_cast<Grid>(fixed(p, kGrid));
+          if (fixed(p, "walk_height")) c.walk_height = fixed_walk_height(p);
+          if (fixed(p, "grid")) c.grid = static_cast<Grid>(fixed(p, "grid"));
           consider(p, s, c, machine, &ranked);
         }
       }
@@ -166,25 +165,6 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& mach
   std::stable_sort(ranked.begin(), ranked.end(),
                    [](const RankedConfig& x, const RankedConfig& y) { return x.cost.total < y.cost.total; });
   return ranked;
-}
-
-std::vector<int64_t> options_of(const Config& c) {
-  const TileConfig& t = kTiles[c.tile];
-  std::vector<int64_t> values(kOptionCount);
-  values[kTileM] = t.tile_m;
-  values[kTileN] = t.tile_n;
-  values[kSchedule] = static_cast<int64_t>(t.schedule);
-  values[kClusterM] = c.cluster_m;
-  values[kClusterN] = c.cluster_n;
-  values[kSplitK] = c.split_k;
-  values[kSwap] = no_or_yes(c.swap);
-  values[kGroup] = c.group;
-  values[kGrid] = static_cast<int64_t>(c.grid);
-  values[kReduction] = static_cast<int64_t>(c.reduction);
-  values[kBlocks] = t.blocks;
-  values[kUnaligned] = unaligned_of(t);
-  values[kEveryEighth] = no_or_yes(t.every_eighth);
-  return values;
 }
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,11 +1,12 @@
 // Which configuration runs a grouped product: all that can are ranked by what they should take if groups are
 // as large as random ones.
+#include "choose_grouped.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "../planning.h"
-#include "cost.h"
-#include "group_table.h"
+#include "options.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -37,6 +38,9 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
   return dense;
 }
 
+// What follows is read off benchmarks/results/nvidia-h200/grouped.json, whose products were timed by each
+// tile.
+
 // How many times the expected tokens of a group a tile must have if they lie along its columns. Where a group
 // makes several such tiles, their forms take different times, so that blocks drift apart and load the weights
 // that they share again.
@@ -44,46 +48,47 @@ constexpr double kSpareColumns = 2;
 // How many times the expected tokens of a group a tile may have: a larger one loads no faster, and idles
 // longer.
 constexpr double kIdleTokens = 4;
+// Groups of fewer tokens are counted as of so many, as the smallest tile is none too large for them.
+constexpr double kLeastTokens = 4;
 
 // Sums of fewer tokens are bound by writing them, and rows of wide tiles make longer runs in memory.
 constexpr double kShortSums = 16;
 
 bool worthwhile(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
-  if (t.grouped == Grouped::kSums)
-    return expected.tokens >= kShortSums || t.tile_n >= std::min<int64_t>(256, p.n);
-  const int tokens = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
-  if (t.grouped == Grouped::kColumns && tokens < kSpareColumns * expected.tokens) return false;
-  return tokens <= kIdleTokens * std::max(expected.tokens, 4.0);
+  if (t.tokens == Axis::kK) return expected.tokens >= kShortSums || t.tile_n >= std::min<int64_t>(256, p.n);
+  const int tokens = t.tokens == Axis::kRows ? t.result_m() : t.result_n();
+  if (t.tokens == Axis::kColumns && tokens < kSpareColumns * expected.tokens) return false;
+  return tokens <= kIdleTokens * std::max(expected.tokens, kLeastTokens);
 }
 
-bool allowed(const GemmProblem& p, const TileConfig& t) {
-  if (t.grouped == Grouped::kNo || (t.grouped == Grouped::kSums) != (p.groups.form == Form::kSums))
-    return false;
-  return p.gated == (t.gated != Gated::kNo) && options_allow(p, t);
+bool allowed(const GemmProblem& p, const Config& c) {
+  const TileConfig& t = kTiles[c.tile];
+  if (t.tokens == Axis::kNone || (t.tokens == Axis::kK) != (p.groups.form == Form::kSums)) return false;
+  return p.gated == (t.gated != Axis::kNone) && launch_allowed(p, c);
 }
 
 // Whether clusters of m x n blocks may share loads. They share tokens, as all tiles of a cluster have the
 // same.
 bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, int m, int n) {
-  if (fixed(p, kClusterM) ? fixed(p, kClusterM) != m : ceil_div(s.m, t.result_m()) < m) return false;
-  if (fixed(p, kClusterN) ? fixed(p, kClusterN) != n : ceil_div(s.n, t.result_n()) < n) return false;
-  return t.grouped == Grouped::kRows ? m == 1 : t.grouped == Grouped::kColumns ? n == 1 : m == 1 || n == 1;
+  if (fixed(p, "cluster_m") ? fixed(p, "cluster_m") != m : ceil_div(s.m, t.result_m()) < m) return false;
+  if (fixed(p, "cluster_n") ? fixed(p, "cluster_n") != n : ceil_div(s.n, t.result_n()) < n) return false;
+  return t.tokens == Axis::kRows ? m == 1 : t.tokens == Axis::kColumns ? n == 1 : m == 1 || n == 1;
 }
 
 RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
-                       const Expected& expected, int group, const Machine& machine) {
+                       const Expected& expected, int fixed_height, const Machine& machine) {
   Units units(s, t, c, machine.multiprocessors);
-  if (t.grouped == Grouped::kRows) units.rows = expected.tiles(t.result_m(), t.result_m());
-  if (t.grouped == Grouped::kColumns)
+  if (t.tokens == Axis::kRows) units.rows = expected.tiles(t.result_m(), t.result_m());
+  if (t.tokens == Axis::kColumns)
     units.columns = expected.tiles(t.result_n(), t.result_n() / t.token_forms());
   units.products = expected.groups * double(dense.batch[0]);
   RankedConfig best;
-  for (const int walk : {1, 2, 4, 8, 16}) {
-    if (group ? walk != 1 : walk / 4 >= units.rows && walk > 1) continue;
-    c.group = group ? group : walk;
+  for (const int height : {1, 2, 4, 8, 16}) {
+    if (fixed_height ? height != 1 : height / 4 >= units.rows && height > 1) continue;
+    c.walk_height = fixed_height ? fixed_height : height;
     const Cost found = cost(dense, s, t, c, machine, units);
-    // Of walks that should be equal the longest: some groups have more tokens than is expected.
-    if (walk == 1 || found.total <= best.cost.total) best = {c, found};
+    // Of walks that should be equal the highest: some groups have more tokens than is expected.
+    if (height == 1 || found.total <= best.cost.total) best = {c, found};
   }
   return best;
 }
@@ -93,16 +98,15 @@ std::vector<RankedConfig> rank_tiles(const GemmProblem& p, const Machine& machin
   std::vector<RankedConfig> ranked;
   const Expected expected(p);
   const GemmProblem dense = stand_in(p, expected);
-  for (int tile = kUngroupedTileCount; tile < kSingleTileCount; ++tile) {
+  for (int tile = 0; tile < kTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
-    if (!allowed(p, t) || (!any && !worthwhile(p, t, expected))) continue;
-    const bool swap = t.grouped == Grouped::kColumns;
-    const Shape s(dense, swap);
-    for (const int m : {1, 2}) {
-      for (const int n : {1, 2}) {
-        if (!cluster_allowed(p, s, t, m, n)) continue;
-        const Config c{.tile = tile, .cluster_m = m, .cluster_n = n, .swap = swap};
-        ranked.push_back(best_walk(dense, s, t, c, expected, fixed_walk(p), machine));
+    Config c{.tile = tile, .swap = t.tokens == Axis::kColumns};
+    if (!allowed(p, c) || (!any && !worthwhile(p, t, expected))) continue;
+    const Shape s(dense, c.swap);
+    for (c.cluster_m = 1; c.cluster_m <= 2; ++c.cluster_m) {
+      for (c.cluster_n = 1; c.cluster_n <= 2; ++c.cluster_n) {
+        if (cluster_allowed(p, s, t, c.cluster_m, c.cluster_n))
+          ranked.push_back(best_walk(dense, s, t, c, expected, fixed_walk_height(p), machine));
       }
     }
   }
@@ -116,21 +120,10 @@ std::string too_many(const char* what, int64_t count, int64_t most) {
 
 }  // namespace
 
-bool options_allow(const GemmProblem& p, const TileConfig& t) {
-  const auto allows = [&](Option option, int64_t value) {
-    return !fixed(p, option) || fixed(p, option) == value;
-  };
-  return allows(kTileM, t.tile_m) && allows(kTileN, t.tile_n) && allows(kBlocks, t.blocks) &&
-         allows(kSchedule, static_cast<int>(t.schedule)) &&
-         allows(kSwap, no_or_yes(t.grouped == Grouped::kColumns)) && allows(kSplitK, 1) &&
-         allows(kReduction, static_cast<int64_t>(Reduction::kWorkspace)) && allows(kUnaligned, 1) &&
-         allows(kEveryEighth, 1) && allows(kGrid, static_cast<int64_t>(Grid::kResident));
-}
-
 std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& machine) {
   // A tile that the problem fixes is taken as it is. So is any where none is worthwhile: gated products have
   // few.
-  const bool fixed_tile = fixed(p, kTileM) || fixed(p, kTileN);
+  const bool fixed_tile = fixed(p, "tile_m") || fixed(p, "tile_n");
   std::vector<RankedConfig> ranked;
   if (!fixed_tile) ranked = rank_tiles(p, machine, false);
   if (ranked.empty()) ranked = rank_tiles(p, machine, true);

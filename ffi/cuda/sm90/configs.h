@@ -1,5 +1,5 @@
 // The tile configurations that the Hopper engine is compiled for, in one table: the launcher dispatches over
-// it and the cost model chooses from it. Then how one launch runs, and the kernel's options. Host code only.
+// it and the cost model chooses from it. Then how one launch runs. Host code only.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,8 @@ namespace jaxgemm::cuda::sm90 {
 // and heavy epilogues.
 enum class Schedule : uint8_t { kCooperative = 1, kPingPong = 2 };
 
-// A gated product takes two weights at once. Half of a tile's columns, or of its rows when operands are
-// swapped, come from one weight and half from the other, with the same indices in both: a thread's
-// accumulators then hold both values of a result, and the epilogue multiplies them in registers.
-enum class Gated : uint8_t { kNo, kColumns, kRows };
-
-// A grouped product (groups.cuh). Rows of A are tokens here: a tile has tokens of one group only, along its
-// rows, or along its columns where groups have few and operands are swapped; or tokens are what is summed
-// over. Or a launch has many products of different shapes, and a tile is one of any of them (many.cuh).
-enum class Grouped : uint8_t { kNo, kRows, kColumns, kSums, kMany };
+// An axis of a tile: its rows, its columns, or k, along which it sums.
+enum class Axis : uint8_t { kNone, kRows, kColumns, kK };
 
 // A tile that the right edge of the result cuts to this many columns or fewer multiplies only this many.
 constexpr int kNarrowColumns = 64;
@@ -41,28 +34,42 @@ struct TileConfig {
   int tile_m, tile_n;  // of the engine's rows and columns; the problem's n and m when operands are swapped
   int consumers;       // warpgroups that multiply; one more loads
   Schedule schedule;
-  Gated gated = Gated::kNo;
+  // Of a gated product, which takes two weights at once: half of the tile's columns, or of its rows when
+  // operands are swapped, come from one weight and half from the other, with the same indices in both. A
+  // thread's accumulators then hold both values of a result, and the epilogue multiplies them in registers.
+  Axis gated = Axis::kNone;
   int blocks = 1;             // that share a multiprocessor
   bool realigns = false;      // y is shifted on its way: see unaligned/ways.h
   bool every_eighth = false;  // its rows are every eighth row of x: see unaligned/ways.h
-  Grouped grouped = Grouped::kNo;
+  // Of a grouped product (groups.cuh), whose rows of A are tokens: where these lie. A tile has tokens of one
+  // group only, along its rows, or along its columns where groups have few and operands are swapped; or
+  // tokens are what is summed over.
+  Axis tokens = Axis::kNone;
+  bool many = false;                      // of any of many products of different shapes: see many.cuh
   int staging_buffers = kStagingBuffers;  // of each consumer warp
+
+  // Whether the tile is of one product, or of a batch of equal ones, whose extents the host knows.
+  constexpr bool is_dense() const { return tokens == Axis::kNone && !many; }
+  // Whether its results may be added to C.
+  constexpr bool has_addend() const { return is_dense() && gated == Axis::kNone; }
 
   // Whether y must be K-major. Widths that are no multiple of 32 would begin MN-major blocks in the middle of
   // L2's lines, which costs more than such widths save.
   constexpr bool needs_k_major_y() const { return tile_n > 64 && tile_n % 32 != 0; }
 
   // Rows and columns of the results that a tile makes.
-  constexpr int result_m() const { return gated == Gated::kRows ? tile_m / 2 : tile_m; }
-  constexpr int result_n() const { return gated == Gated::kColumns ? tile_n / 2 : tile_n; }
+  constexpr int result_m() const { return gated == Axis::kRows ? tile_m / 2 : tile_m; }
+  constexpr int result_n() const { return gated == Axis::kColumns ? tile_n / 2 : tile_n; }
   // Rows of one warpgroup's accumulators, a multiple of the instruction's 64.
-  constexpr int group_rows() const { return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers; }
+  constexpr int warpgroup_rows() const {
+    return schedule == Schedule::kPingPong ? tile_m : tile_m / consumers;
+  }
   // Whether the tile has a form that multiplies kNarrowColumns only.
   constexpr bool has_narrow_form() const {
-    return gated == Gated::kNo && tile_n > kNarrowColumns && !realigns && grouped == Grouped::kNo;
+    return gated == Axis::kNone && tile_n > kNarrowColumns && !realigns && is_dense();
   }
   // A thread's registers for results.
-  constexpr int accumulators() const { return group_rows() * tile_n / 128; }
+  constexpr int accumulators() const { return warpgroup_rows() * tile_n / 128; }
   // Columns of a strip, which is what a warp finishes at a time: 16 rows of these. With more than 128
   // accumulators, or three consumers, there are registers for 32 columns only.
   constexpr int strip_columns() const {
@@ -76,7 +83,7 @@ struct TileConfig {
 
   // Staging buffers that one warp's fp32 sums fill, when a block of a cluster sends them to another.
   constexpr int sent_buffers() const {
-    return static_cast<int>(ceil_div(group_rows() / 4 * tile_n * 4, kStagingBytes));
+    return static_cast<int>(ceil_div(warpgroup_rows() / 4 * tile_n * 4, kStagingBytes));
   }
   // How many of the four warps' rows a block finishes, where `slices` blocks share a tile's K (gather.cuh).
   static constexpr int finished_warps(int slices) { return slices == 2 ? 2 : 1; }
@@ -84,8 +91,8 @@ struct TileConfig {
   // the staging buffers of the warps that finish nothing there.
   constexpr bool can_slice(int slices) const {
     const int finish = finished_warps(slices);
-    return schedule == Schedule::kPingPong && gated == Gated::kNo && !has_narrow_form() && blocks == 1 &&
-           !realigns && !every_eighth && grouped == Grouped::kNo &&
+    return schedule == Schedule::kPingPong && gated == Axis::kNone && !has_narrow_form() && blocks == 1 &&
+           !realigns && !every_eighth && is_dense() &&
            finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
   }
 
@@ -97,15 +104,12 @@ struct TileConfig {
   }
   // Rows of tokens in a box: a group's last tile loads as many boxes as it has tokens for, and multiplies
   // half of the tile where one of two is enough.
-  constexpr int token_box(int share) const {
-    const int each = (grouped == Grouped::kRows ? result_m() : result_n()) / share;
+  constexpr int token_box(int sharers) const {
+    const int each = (tokens == Axis::kRows ? result_m() : result_n()) / sharers;
     return each < 64 ? each : 64;
   }
   // Forms of a tile, which multiply the first 64, 128, ... of its tokens: how many there are.
-  constexpr int token_forms() const {
-    const int tokens = grouped == Grouped::kColumns ? tile_n : 64;
-    return tokens <= 64 ? 1 : tokens / 64;
-  }
+  constexpr int token_forms() const { return tokens == Axis::kColumns && tile_n > 64 ? tile_n / 64 : 1; }
   // Bytes of shared memory for the ring of stages, and how many stages of a size fit.
   constexpr int room() const {
     return (kSharedLimit + kReservedBytes) / blocks - kReservedBytes - kAlignment - kBarrierBytes -
@@ -160,68 +164,68 @@ constexpr TileConfig kTiles[] = {
     {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .every_eighth = true},
     {.tile_m = 64, .tile_n = 192, .consumers = 2, .schedule = kPingPong, .every_eighth = true},
     // Gated tiles: weights along the columns, or along the rows for few rows of A.
-    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .gated = Gated::kColumns},
-    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .gated = Gated::kColumns},
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .gated = Axis::kColumns},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .gated = Axis::kColumns},
     // For narrow weights.
-    {.tile_m = 64, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .gated = Gated::kColumns},
-    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
-    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
-    {.tile_m = 128, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
-    {.tile_m = 128, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .gated = Gated::kRows},
-    // Tiles of grouped products come last but for those of many.
-    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kRows},
-    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kRows},
-    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kColumns},
-    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
-    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
-    {.tile_m = 64, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
-    {.tile_m = 64, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kColumns},
+    {.tile_m = 64, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .gated = Axis::kColumns},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .gated = Axis::kRows},
+    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .gated = Axis::kRows},
+    {.tile_m = 128, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .gated = Axis::kRows},
+    {.tile_m = 128, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .gated = Axis::kRows},
+    // Tiles of grouped products.
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .tokens = Axis::kRows},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .tokens = Axis::kRows},
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .tokens = Axis::kColumns},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .tokens = Axis::kColumns},
+    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .tokens = Axis::kColumns},
+    {.tile_m = 64, .tile_n = 32, .consumers = 2, .schedule = kPingPong, .tokens = Axis::kColumns},
+    {.tile_m = 64, .tile_n = 16, .consumers = 2, .schedule = kPingPong, .tokens = Axis::kColumns},
     {.tile_m = 128,
      .tile_n = 256,
      .consumers = 2,
      .schedule = kCooperative,
-     .grouped = Grouped::kSums,
+     .tokens = Axis::kK,
      .staging_buffers = 4},
     {.tile_m = 128,
      .tile_n = 192,
      .consumers = 2,
      .schedule = kCooperative,
-     .grouped = Grouped::kSums,
+     .tokens = Axis::kK,
      .staging_buffers = 4},
     {.tile_m = 128,
      .tile_n = 128,
      .consumers = 2,
      .schedule = kPingPong,
-     .grouped = Grouped::kSums,
+     .tokens = Axis::kK,
      .staging_buffers = 4},
     {.tile_m = 128,
      .tile_n = 256,
      .consumers = 2,
      .schedule = kCooperative,
-     .gated = Gated::kColumns,
-     .grouped = Grouped::kRows},
+     .gated = Axis::kColumns,
+     .tokens = Axis::kRows},
     {.tile_m = 128,
      .tile_n = 128,
      .consumers = 2,
      .schedule = kPingPong,
-     .gated = Gated::kColumns,
-     .grouped = Grouped::kRows},
+     .gated = Axis::kColumns,
+     .tokens = Axis::kRows},
     {.tile_m = 128,
      .tile_n = 64,
      .consumers = 2,
      .schedule = kPingPong,
-     .gated = Gated::kRows,
-     .grouped = Grouped::kColumns},
+     .gated = Axis::kRows,
+     .tokens = Axis::kColumns},
     {.tile_m = 128,
      .tile_n = 16,
      .consumers = 2,
      .schedule = kPingPong,
-     .gated = Gated::kRows,
-     .grouped = Grouped::kColumns},
+     .gated = Axis::kRows,
+     .tokens = Axis::kColumns},
     // Tiles of many products.
-    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .grouped = Grouped::kMany},
-    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kMany},
-    {.tile_m = 64, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .grouped = Grouped::kMany},
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .many = true},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .many = true},
+    {.tile_m = 64, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .many = true},
 };
 
 // Whether the last column of tiles is cut to kNarrowColumns or fewer.
@@ -230,15 +234,6 @@ constexpr bool has_narrow_edge(const TileConfig& t, int64_t columns) {
 }
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-constexpr int kGatedTileCount = 7, kGroupedTileCount = 14, kManyTileCount = 3;
-constexpr int kPlainTileCount = kTileCount - kGatedTileCount - kGroupedTileCount - kManyTileCount;
-constexpr int kUngroupedTileCount = kPlainTileCount + kGatedTileCount;
-constexpr int kSingleTileCount = kTileCount - kManyTileCount;  // of launches that have one product
-static_assert(kTiles[kPlainTileCount - 1].gated == Gated::kNo && kTiles[kPlainTileCount].gated != Gated::kNo);
-static_assert(kTiles[kUngroupedTileCount - 1].grouped == Grouped::kNo &&
-              kTiles[kUngroupedTileCount].grouped != Grouped::kNo);
-static_assert(kTiles[kSingleTileCount - 1].grouped != Grouped::kMany &&
-              kTiles[kSingleTileCount].grouped == Grouped::kMany);
 
 // An MN-major operand is loaded and laid out in blocks of this many of its rows. 64 make the better copies;
 // 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a gated tile,
@@ -246,9 +241,9 @@ static_assert(kTiles[kSingleTileCount - 1].grouped != Grouped::kMany &&
 constexpr int mn_block_rows(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
 
 // Rows of a K-major operand that a stage gets for a tile of `tile_rows`, where the operand has `rows` left:
-// whole periods of the swizzle, as many from each of the `share` blocks that load the tile together.
-constexpr int loaded_rows(int64_t rows, int tile_rows, int share) {
-  return rows < tile_rows ? static_cast<int>(round_up(rows, 8 * share)) : tile_rows;
+// whole periods of the swizzle, as many from each of the `sharers`, the blocks that load the tile together.
+constexpr int loaded_rows(int64_t rows, int tile_rows, int sharers) {
+  return rows < tile_rows ? static_cast<int>(round_up(rows, 8 * sharers)) : tile_rows;
 }
 
 // How many blocks a launch has. Resident: one for every multiprocessor, each working through several tiles,
@@ -266,10 +261,10 @@ enum class Reduction : uint8_t { kWorkspace = 1, kCluster = 2 };
 struct Config {
   int tile = 0;
   int cluster_m = 1,
-      cluster_n = 1;  // blocks that share loads, along the engine's rows and columns: 1, 2 or 4
-  int split_k = 1;    // pieces of K
-  bool swap = false;  // compute the transpose: x is op(B)^T and y is op(A)
-  int group = 8;      // rows of clusters that are walked together: see schedule.cuh
+      cluster_n = 1;    // blocks that share loads, along the engine's rows and columns: 1, 2 or 4
+  int split_k = 1;      // pieces of K
+  bool swap = false;    // compute the transpose: x is op(B)^T and y is op(A)
+  int walk_height = 8;  // rows of clusters that are walked together: see schedule.cuh
   Grid grid = Grid::kResident;
   Reduction reduction = Reduction::kWorkspace;
 
@@ -279,30 +274,5 @@ struct Config {
   }  // results in the workspace
   int cluster() const { return cluster_m * cluster_n * slices(); }  // blocks of a cluster
 };
-
-// The kernel's options in the order of its row in the kernel table. 0 leaves an option to the cost model.
-enum Option {
-  kTileM,
-  kTileN,
-  kSchedule,
-  kClusterM,
-  kClusterN,
-  kSplitK,
-  kSwap,
-  kGroup,
-  kGrid,
-  kReduction,
-  kBlocks,
-  kUnaligned,
-  kEveryEighth,
-  kOptionCount
-};
-
-// The value of the option `unaligned`, which says what becomes of an unaligned y: 1 copied, 2 shifted on its
-// way.
-constexpr int64_t unaligned_of(const TileConfig& t) { return t.realigns ? 2 : 1; }
-
-// The value of an option that means no or yes: `swap` and `every_eighth`.
-constexpr int64_t no_or_yes(bool yes) { return yes ? 2 : 1; }
 
 }  // namespace jaxgemm::cuda::sm90

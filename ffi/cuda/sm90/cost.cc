@@ -28,9 +28,13 @@
 #include <cmath>
 
 #include "cost_constants.h"
+#include "output.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
+
+// Steps of a unit from which on kRingFill counts whole, as rings have about so many stages.
+constexpr double kRingFillSteps = 8;
 
 // Bytes of both operands that all blocks together keep in flight, and stages that a block fills in any case.
 // Memory needs as many to be busy. More make few rows of long sums slower
@@ -93,19 +97,21 @@ enum class Finish {
   kGeneral,  // anything, element by element
 };
 
-Finish finish_of(const GemmProblem& p) {
-  if (p.activation == Activation::kNone && !p.has_c && !p.has_bias && p.alpha == 1) return Finish::kStore;
-  if (p.d == DType::kF32 || p.n % 8 != 0) return Finish::kGeneral;
-  if (p.has_c) return has_short_code(p.activation) ? Finish::kShort : Finish::kGeneral;
-  if (is_trivial(p.activation)) return Finish::kTrivial;
-  return has_short_code(p.activation) ? Finish::kShort : Finish::kGeneral;
+Finish finish_of(const GemmProblem& p, StorePath path) {
+  if (path == StorePath::kElements) return Finish::kGeneral;
+  const bool finishes = p.gated ? p.activation != Activation::kNone
+                                : path == StorePath::kTmaFinished || path == StorePath::kByWarpFinished;
+  if (!finishes) return Finish::kStore;
+  if (!has_short_code(p.activation)) return Finish::kGeneral;
+  return is_trivial(p.activation) && !p.has_c ? Finish::kTrivial : Finish::kShort;
 }
 
 // How many times longer an epilogue takes by the path that stores its results.
-double storing(const GemmProblem& p, const TileConfig& t, bool swap) {
+double storing(const GemmProblem& p, const TileConfig& t, bool swap, StorePath path) {
   const int columns = t.strip_columns();
   const double overlap = double(t.strips() * columns) / t.result_n();  // columns stored twice count twice
-  if (p.n % 8 == 0) {
+  const bool by_warp = path == StorePath::kByWarp || path == StorePath::kByWarpFinished;
+  if (p.n % 8 == 0 && !by_warp) {
     return overlap * (swap ? kSwappedEpilogue : 1) * (1 + kNarrowStrip * (64.0 / columns - 1));
   }
   if (swap) return kSwappedEpilogue * kUnalignedSwapped;
@@ -130,12 +136,12 @@ double soft_max(double a, double b, double exponent) {
 }
 
 // Of `count` units that follow each other in the walk, the part of their rows and of their columns that is
-// distinct. They may begin anywhere in a walk down `group` rows at a time.
+// distinct. They may begin anywhere in a walk down `height` rows at a time.
 struct Distinct {
   double rows, columns;
 
-  Distinct(const Units& u, double count, double group) {
-    const double more = count - 1, down = std::min(group, u.rows);
+  Distinct(const Units& u, double count, double height) {
+    const double more = count - 1, down = std::min(height, u.rows);
     const double products = std::min(u.products, 1 + more / (u.rows * u.columns));
     rows = std::min(1.0, products * std::min(u.rows, down * (1 + more / (down * u.columns))) / count);
     columns = std::min(1.0, products * std::min(u.columns, 1 + more / down) / count);
@@ -199,11 +205,11 @@ double multiply_time(const Case& x, int tile_n) {
 double load_time(const Case& x, int tile_n) {
   const Units& u = x.u;
   const LoadedLines lines(x, tile_n);
-  const Distinct distinct(u, u.of_gpc(x.c.cluster()), x.c.group);
+  const Distinct distinct(u, u.of_gpc(x.c.cluster()), x.c.walk_height);
   // Tiles of every eighth row load y from where their rows begin. Neighbours begin at so many different
   // places.
   const double starts =
-      x.t.every_eighth ? std::max(1.0, std::min(double(x.c.group), u.rows) / std::ceil(u.rows / 8)) : 1;
+      x.t.every_eighth ? std::max(1.0, std::min(double(x.c.walk_height), u.rows) / std::ceil(u.rows / 8)) : 1;
   // Blocks of a GPC that load the same line do so together but for kDrift; those of a cluster always do.
   const auto sent_of = [](double part, bool shared) { return shared ? 1 : part + kDrift * (1 - part); };
   const double sent = sent_of(distinct.rows, x.c.cluster_n > 1) * lines.rows +
@@ -262,27 +268,28 @@ double epilogue_time(const Case& x) {
   if (x.c.partials() > 1) {
     if (x.c.swap) time *= kSwappedPartials;
   } else {
-    time *= storing(x.p, t, x.c.swap) *
-            (x.ping_pong() ? kFinish : kCooperativeFinish)[static_cast<int>(finish_of(x.p))];
+    const StorePath path = store_path(x.p, x.c.swap, false);
+    time *= storing(x.p, t, x.c.swap, path) *
+            (x.ping_pong() ? kFinish : kCooperativeFinish)[static_cast<int>(finish_of(x.p, path))];
   }
   const int slices = x.c.slices();
   if (slices > 1) time += kGatherStart + (slices - 1) * results * t.finished_warps(slices) / kGatherRate;
   return time;
 }
 
-// Bytes that are read from memory again, as L2 does not hold them for so long: the columns, by every group of
-// rows, and a group's rows, by every wave of units along them.
+// Bytes that are read from memory again, as L2 does not hold them for so long: the columns, by every swath of
+// rows, and a swath's rows, by every wave of units along them.
 double read_again(const Case& x) {
   const Units& u = x.u;
-  const double line = 2 * double(x.s.k) / x.c.split_k, group = std::min(double(x.c.group), u.rows);
+  const double line = 2 * double(x.s.k) / x.c.split_k, height = std::min(double(x.c.walk_height), u.rows);
   const double row = line * x.t.tile_m * x.c.cluster_m,
-               column = line * x.t.tile_n * x.c.cluster_n;    // of units
-  const double abreast = std::max(1.0, u.running() / group);  // columns of a group that run at a time
+               column = line * x.t.tile_n * x.c.cluster_n;     // of units
+  const double abreast = std::max(1.0, u.running() / height);  // columns of a swath that run at a time
   const auto lost = [](double bytes) { return std::max(0.0, 1 - kL2Capacity / bytes); };
   const double rows =
-      std::max(0.0, u.columns / abreast - 1) * u.rows * row * lost(group * row + abreast * column);
+      std::max(0.0, u.columns / abreast - 1) * u.rows * row * lost(height * row + abreast * column);
   const double columns =
-      (std::ceil(u.rows / group) - 1) * u.columns * column * lost(u.columns * column + group * row);
+      (std::ceil(u.rows / height) - 1) * u.columns * column * lost(u.columns * column + height * row);
   return u.products * (rows + columns);
 }
 
@@ -297,7 +304,7 @@ double memory_time(const Case& x, const Machine& machine) {
   const double read = 2 * double(x.s.batch) * double(x.s.k) * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = all_result_bytes(x);
   const double added = p.has_c && x.c.partials() == 1 ? result : 0;  // C, read
-  const double traffic = x.c.partials() > 1 ? 0.3 : result_traffic(p, x.c.swap);
+  const double traffic = x.c.partials() > 1 ? kPartialTraffic : result_traffic(p, x.c.swap);
   const double rate = kDramRate * (machine.bandwidth > 0 ? machine.bandwidth / kModelMachine.bandwidth : 1);
   return (read + read_again(x) + added + result * traffic) / rate;
 }
@@ -310,7 +317,7 @@ double line_reloads(const Case& x) {
 }
 
 double launch_time(const Case& x, double steps) {
-  const double fill = kRingFill * std::min(1.0, steps / 8);
+  const double fill = kRingFill * std::min(1.0, steps / kRingFillSteps);
   return kLaunch - kTwoBlocksLaunch * (x.t.blocks > 1) + fill + kClusterLaunch * (x.c.cluster() > 1);
 }
 

@@ -1,7 +1,5 @@
-// The cost model, cost.cc, and what it ranks, choose.cc.
+// The cost model.
 #pragma once
-
-#include <vector>
 
 #include "units.h"
 
@@ -27,29 +25,5 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
 
 // Stages of the ring that are left empty, as the others have enough bytes in flight to keep memory busy.
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);
-
-struct RankedConfig {
-  Config config;
-  Cost cost;
-};
-
-// The option `group` of a problem, 0 where it fixes none: rows of clusters that are walked together, of which
-// a kernel counts at most kMaxGroup.
-constexpr int kMaxGroup = 1 << 20;
-inline int fixed_walk(const GemmProblem& p) {
-  return static_cast<int>(std::min<int64_t>(fixed(p, kGroup), kMaxGroup));
-}
-
-// The configurations that can run a problem, the cheapest first: a pure function of its arguments. Options
-// that the problem's config fixes are kept. Empty when nothing matches.
-std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine& machine);
-
-// Those of a grouped product.
-std::vector<RankedConfig> rank_grouped(const GemmProblem& problem, const Machine& machine);
-// Whether the options that a problem fixes allow a tile of grouped or of many products; clusters apart.
-bool options_allow(const GemmProblem& problem, const TileConfig& tile);
-
-// A value for each of the kernel's options, in their order.
-std::vector<int64_t> options_of(const Config& config);
 
 }  // namespace jaxgemm::cuda::sm90

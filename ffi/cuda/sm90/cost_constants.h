@@ -74,6 +74,8 @@ constexpr double kTrafficLines = 1.077;
 constexpr double kTrafficSectors = 1.517;
 // [x] times that where operands are swapped
 constexpr double kTrafficSwapped = 2.36;
+// [x] of memory traffic of partial results, of which L2 keeps some until they are read
+constexpr double kPartialTraffic = 0.3;
 // [x] of the epilogue by its kind, in a ping-pong tile
 constexpr double kFinish[] = {1, 1.98, 4.377, 3.448};
 // [x] of the epilogue by its kind, in a cooperative tile

@@ -1,141 +1,41 @@
-// The constants of one instantiation of the engine, and the parameters of one launch.
+// The constants of one instantiation of the engine, and the places of a block.
 #pragma once
 
-#include <cstddef>
 #include <type_traits>
 
-#include "../chip.h"
-#include "../device/tma.cuh"
 #include "../device/types.cuh"
 #include "../device/wgmma.cuh"
-#include "../planning.h"
 #include "configs.h"
-#include "output.h"
-#include "schedule.cuh"
+#include "parameters.cuh"
 #include "unaligned/ways.h"
 
 namespace jaxgemm::cuda::sm90 {
 
 // Whether a tile is compiled for operands of these majors.
-constexpr bool has_majors(const TileConfig& tile, Major x, Major y) {
-  if (tile.needs_k_major_y() && y != Major::kK) return false;
-  return !tile.every_eighth || (x == Major::kK && y == Major::kMN);
+constexpr bool has_majors(const TileConfig& t, Major x, Major y) {
+  constexpr Major kK = Major::kK, kMN = Major::kMN;
+  if (t.needs_k_major_y() && y != kK) return false;
+  if (t.every_eighth) return x == kK && y == kMN;
+  if (t.many) return x == kK || y == kMN;  // not for two transposed operands
+  if (t.tokens == Axis::kK) return x == kMN && y == kMN;
+  // Tokens are K-major, and so is the other operand of gated weights, which are k x n.
+  if (t.tokens == Axis::kRows || t.gated == Axis::kColumns)
+    return x == kK && (t.gated == Axis::kNone || y == kMN);
+  if (t.tokens == Axis::kColumns || t.gated == Axis::kRows)
+    return y == kK && (t.gated == Axis::kNone || x == kMN);
+  return true;
 }
 
 __host__ __device__ constexpr bool by_copy_engine(StorePath path) { return path <= StorePath::kTmaFinished; }
-
-// An operand's coordinates in a batch of two levels. Where a level is broadcast, the operand has extent 1 and
-// the coordinate stays 0.
-struct BatchMap {
-  Divisor inner;                               // batch = outer * inner.divisor + inner coordinate
-  uint8_t x_outer, x_inner, y_outer, y_inner;  // factors of the coordinates: 0 where broadcast, else 1
-};
-
-// An unaligned operand that is loaded where it lies: `count` lines of `length` elements, `pitch` elements
-// apart. Lines 8 apart have the same misalignment, counted from multiples of `align`.
-struct UnalignedLines {
-  int64_t pitch;
-  int length, count, align;
-  // For tiles of every eighth row: rows of clusters that have row `first`, first + 8, ... of x, for one
-  // `first` of 0 to 7. The first schedule.rows % 8 of these classes have one more.
-  Divisor longer, shorter;
-};
-
-struct Params {
-  // What the first load needs comes first, in two cache lines: when a kernel starts, its parameters are not
-  // cached.
-  TileSchedule schedule;
-  BatchMap batch;
-  int rows, cols;       // of x and of y
-  uint8_t idle_stages;  // stages of the ring that are left empty: see cost.h
-  CUtensorMap x, y, d;
-  CUtensorMap c;               // where the copy engine brings C
-  CUtensorMap x_edge, y_edge;  // of a K-major operand: the last tile, where it is cut and not the only one
-  Output out;
-  UnalignedLines lines;  // of y in tiles that realign, of x in tiles of every eighth row
-};
-static_assert(offsetof(Params, x) == 128);
-
-// Tiles of every eighth row have a map of x for the rows first, first + 8, ..., for each `first` of 0 to 7.
-// The rows of D and C with the same `first` are a product of a batch; for the first m % 8 products, which
-// have one row more, there are maps of their own.
-struct EveryEighthParams : Params {
-  CUtensorMap x_from[8];
-  CUtensorMap d_longer, c_longer;
-};
-
-// The maps of D and of C for a product of the batch.
-template <typename E>
-__device__ __forceinline__ const CUtensorMap* d_map(const typename E::Results& p, int batch) {
-  if constexpr (E::kEveryEighth) {
-    if (batch < p.lines.count % 8) return &static_cast<const EveryEighthParams&>(p).d_longer;
-  }
-  return &p.d;
-}
-template <typename E>
-__device__ __forceinline__ const CUtensorMap* c_map(const Params& p, int batch) {
-  if constexpr (E::kEveryEighth) {
-    if (batch < p.lines.count % 8) return &static_cast<const EveryEighthParams&>(p).c_longer;
-  }
-  return &p.c;
-}
-
-// Gated products: `up` is the map of the second weight, and x or y that of the first.
-struct GatedParams : Params {
-  CUtensorMap up;
-};
-
-// Groups of a grouped product. A batch has `rows` tokens, and a group of the first `count` sizes after the
-// other has them. `held` groups from *offset on have weights, or in "sums" a result.
-struct GroupTable {
-  const int32_t *sizes, *offset;
-  uint32_t count, stride;  // of sizes; from one batch's to the next one's, 0: all batches have the same
-  uint32_t held, batches, rows;
-  // Of products that multiply tokens by weights: clusters along the weights' columns, tiles of tokens that
-  // are walked together, and steps of k.
-  uint32_t columns, walk, k_blocks;
-};
-
-// Grouped products; `up` has a meaning in gated ones only.
-struct GroupedParams : GatedParams {
-  GroupTable groups;
-};
-
-// One of many products.
-struct ManyEntry {
-  CUtensorMap x, y, d;
-  Output out;
-  int rows, cols;       // of x and of y
-  uint32_t first_unit;  // where its units begin
-  int k_blocks;
-};
-
-// Many products. Those that fill a kernel's parameters make one launch.
-struct ManyHeader {
-  TileSchedule schedule;
-  uint32_t walk;  // rows of tiles that are walked together
-};
-constexpr int kManyEntries =
-    static_cast<int>((kParameterBytes - sizeof(ManyHeader)) / (sizeof(ManyEntry) + sizeof(uint32_t)));
-struct ManyParams : ManyHeader {
-  // Where each entry's units end. Apart from the entries, as each lane of a warp reads some of them.
-  uint32_t units_end[kManyEntries];
-  ManyEntry entries[kManyEntries];
-};
-static_assert(sizeof(ManyParams) <= kParameterBytes);
 
 // The kernel for one tile, the majors of x and y, and the operands' type.
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
 struct Engine {
   using In = In_;
-  static constexpr bool kIsMany = kConfig.grouped == Grouped::kMany;
-  using Parameters = std::conditional_t<
-      kIsMany, ManyParams,
-      std::conditional_t<
-          kConfig.grouped != Grouped::kNo, GroupedParams,
-          std::conditional_t<kConfig.gated != Gated::kNo, GatedParams,
-                             std::conditional_t<kConfig.every_eighth, EveryEighthParams, Params>>>>;
-  using Results = std::conditional_t<kIsMany, ManyEntry, Params>;  // the part that is about a tile's results
+  static constexpr bool kMany = kConfig.many;
+  using Parameters = std::conditional_t<kMany, ManyParameters, sm90::Parameters<kConfig>>;
+  using Results =
+      std::conditional_t<kMany, ManyEntry, Parameters>;  // the part that is about a tile's results
   static constexpr TileConfig kTile = kConfig;
   static constexpr Major kX = kMajorX, kY = kMajorY;
   static constexpr bool kPingPong = kConfig.schedule == Schedule::kPingPong;
@@ -143,17 +43,17 @@ struct Engine {
   static constexpr bool kHasNarrow = kConfig.has_narrow_form();
   static constexpr int kTokenForms = kConfig.token_forms();
   static constexpr int kConsumers = kConfig.consumers;
-  static constexpr Grouped kGrouped = kConfig.grouped;
-  static constexpr bool kIsGrouped = kGrouped != Grouped::kNo;
+  static constexpr Axis kTokens = kConfig.tokens;
+  static constexpr bool kHasGroups = kTokens != Axis::kNone, kIsDense = kConfig.is_dense();
+  static constexpr bool kHasAddend = kConfig.has_addend();
   static constexpr bool kRealigns = kConfig.realigns, kEveryEighth = kConfig.every_eighth;
   static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealignWarps : 0);
-  static constexpr int kGroupRows = kConfig.group_rows();
-  static constexpr int kBlocksM = kGroupRows / 64;  // blocks of 64 rows of a warpgroup
-  static constexpr int kAccumulators = kTileN / 2;  // of a thread, for each block of 64 rows
-  static_assert(kGroupRows % 64 == 0 && kTileN % 16 == 0 && kTileN <= 256);
+  static constexpr int kWarpgroupRows = kConfig.warpgroup_rows();
+  static constexpr int kBlocksM = kWarpgroupRows / 64;  // blocks of 64 rows of a warpgroup
+  static constexpr int kAccumulators = kTileN / 2;      // of a thread, for each block of 64 rows
+  static_assert(kWarpgroupRows % 64 == 0 && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(!kPingPong || kConsumers == 2);
-  static_assert(!kEveryEighth ||
-                (kConfig.gated == Gated::kNo && kMajorX == Major::kK && kMajorY == Major::kMN));
+  static_assert(has_majors(kConfig, kMajorX, kMajorY) && !(kEveryEighth && kConfig.gated != Axis::kNone));
 
   // Registers of a thread. A launch gives all threads as many; warpgroups then hand registers over by role.
   static constexpr int kProducerRegisters = kRealigns ? 24 : kConsumers == 3 ? 32 : 40;
@@ -187,24 +87,23 @@ struct Engine {
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kRawBytes + kStagingTotal + kBarrierBytes;
   static_assert(kStages >= 3 && (!kRealigns || kRawStages >= 3));
-  static constexpr int kAddendBarriers = kIsGrouped ? 0 : kConsumers * 4 * kBuffers;
+  static constexpr int kAddendBarriers = kHasAddend ? kConsumers * 4 * kBuffers : 0;
   static_assert(8 * (2 * kStages + 2 + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
 
   static constexpr bool kSlices = kConfig.can_slice(2);
 
   // In a gated tile each of the two weights fills half of its operand's part of a stage, in whole blocks, and
   // every warpgroup multiplies both halves.
-  static constexpr Gated kGated = kConfig.gated;
-  static constexpr int kLoadedX = kGated == Gated::kRows ? kLinesX / 2 : kLinesX;
-  static constexpr int kLoadedY = kGated == Gated::kColumns ? kLinesY / 2 : kLinesY;
+  static constexpr Axis kGated = kConfig.gated;
+  static constexpr int kLoadedX = kGated == Axis::kRows ? kLinesX / 2 : kLinesX;
+  static constexpr int kLoadedY = kGated == Axis::kColumns ? kLinesY / 2 : kLinesY;
   static constexpr int kResultM = kConfig.result_m(), kResultN = kConfig.result_n();
   static constexpr int kStripColumns = kConfig.strip_columns(), kStrips = kConfig.strips();
   static constexpr int kWholeStrips = kConfig.whole_strips();
-  static constexpr int kResultBlocksM = kGated == Gated::kRows ? kBlocksM / 2 : kBlocksM;
-  static_assert(kGated != Gated::kColumns || (kMajorY == Major::kMN && kLoadedY % kBlockY == 0));
-  static_assert(kGrouped != Grouped::kSums ||
-                (kMajorX == Major::kMN && kMajorY == Major::kMN && kBlockY == 64));
-  static_assert(kGated != Gated::kRows || (kMajorX == Major::kMN && kPingPong && kBlocksM == 2));
+  static constexpr int kResultBlocksM = kGated == Axis::kRows ? kBlocksM / 2 : kBlocksM;
+  static_assert(kGated != Axis::kColumns || (kMajorY == Major::kMN && kLoadedY % kBlockY == 0));
+  static_assert(kTokens != Axis::kK || (kMajorX == Major::kMN && kMajorY == Major::kMN && kBlockY == 64));
+  static_assert(kGated != Axis::kRows || (kMajorX == Major::kMN && kPingPong && kBlocksM == 2));
 };
 
 // A thread's part of a warpgroup's accumulators.
@@ -259,6 +158,56 @@ struct SharedLayout {
     raw_barriers = addend + E::kAddendBarriers * 8;
   }
 };
+
+// Named barriers of a block, beside that of __syncthreads(), which is number 0. There is one for each
+// consumer warpgroup, of which there are at most three, or one for all.
+enum class NamedBarrier : uint8_t {
+  kTurn = 1,       // a warpgroup's turn to multiply
+  kConsumers = 4,  // all consumers are done
+  kOwn = 5,        // one warpgroup's warps, or those of all that share a tile
+};
+constexpr int kTwoWarpgroups = 256;  // threads: of one that waits and one that arrives
+
+template <NamedBarrier kBarrier>
+__device__ __forceinline__ void sync(int warpgroup, int threads) {
+  named_barrier_sync(static_cast<int>(kBarrier) + warpgroup, threads);
+}
+
+template <NamedBarrier kBarrier>
+__device__ __forceinline__ void arrive(int warpgroup, int threads) {
+  named_barrier_arrive(static_cast<int>(kBarrier) + warpgroup, threads);
+}
+
+// What has the maps of a launch's first product.
+template <typename E>
+__device__ __forceinline__ const typename E::Results& first_results(const typename E::Parameters& p) {
+  if constexpr (E::kMany)
+    return p.entries[0];
+  else
+    return p;
+}
+
+// The maps of D and of C for a product of the batch.
+template <typename E>
+__device__ __forceinline__ const CUtensorMap* d_map(const typename E::Results& p, int batch) {
+  if constexpr (E::kEveryEighth) {
+    if (batch < p.lines.count % 8) return &p.d_longer;
+  }
+  return &p.d;
+}
+template <typename E>
+__device__ __forceinline__ const CUtensorMap* c_map(const typename E::Results& p, int batch) {
+  if constexpr (E::kEveryEighth) {
+    if (batch < p.lines.count % 8) return &p.c_longer;
+  }
+  return &p.c;
+}
+
+// Whether the copy engine brings C.
+template <typename E>
+__device__ __forceinline__ bool brings_addend(const typename E::Results& p) {
+  return E::kHasAddend && p.out.c && p.out.path == StorePath::kTmaFinished;
+}
 
 // This block's place in its cluster and in the grid.
 __device__ __forceinline__ ClusterPlace own_place(const TileSchedule& s) {

@@ -40,11 +40,11 @@ class EpilogueWarp {
   static constexpr int kRowStrips =
       kAcross < 2 ? 1 : 2;  // strips that are written to unaligned rows together
   using Rows = RowWriter<kCols, kRowStrips>;
-  // Whether StorePath::kRows has code apart from kRowsFinished. Three consumers, or 160 accumulators, leave
-  // no registers for it.
+  // Whether StorePath::kByWarp has code apart from kByWarpFinished. Three consumers, or 160 accumulators,
+  // leave no registers for it.
   static constexpr bool kHasPlainRows = E::kConsumers < 3 && E::kTile.accumulators() < 160;
   // Many products have no epilogue.
-  static constexpr bool kFinishes = !E::kIsMany;
+  static constexpr bool kFinishes = !E::kMany;
   static_assert(kHasPlainRows || kFinishes);
 
  public:
@@ -58,13 +58,14 @@ class EpilogueWarp {
 
   // Loads the tile's bias. To be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) {
-    if (E::kGated == Gated::kNo && out_.path < StorePath::kFp32) bias_.load(out_, first, lane_);
+    if (kFinishes && E::kGated == Axis::kNone && out_.path < StorePath::kFp32) bias_.load(out_, first, lane_);
   }
 
   // Asks for C of the first strips. To be called when products are under way, as it may have to wait until
   // the tile before has left the buffers.
   __device__ __forceinline__ void fetch(const Strip& first) {
-    if (out_.c && out_.path == StorePath::kTmaFinished) {
+    if constexpr (E::kHasAddend) {
+      if (!brings_addend<E>(p_)) return;
       if (lane_ == 0) {
         tma_store_wait_read<0>();
         for (int i = 0; i < kBuffers; ++i) fetch_strip(first, i);
@@ -74,7 +75,7 @@ class EpilogueWarp {
   }
 
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
-    if constexpr (E::kGated != Gated::kNo)
+    if constexpr (E::kGated != Axis::kNone)
       store_gated(acc, first);
     else if (out_.path >= StorePath::kFp32)
       store_elements(acc, first);
@@ -82,6 +83,13 @@ class EpilogueWarp {
       store<true>(acc, first);
     else
       store<false>(acc, first);
+  }
+
+  // Where the tile before may have left in another way: the buffers' turns begin anew.
+  __device__ __forceinline__ void store_after_another(const Accumulators<E>& acc, const Strip& first) {
+    drain();
+    __syncwarp();
+    store(acc, first);
   }
 
   // Waits for the copies that still read the buffers. To be called before the block ends.
@@ -94,15 +102,15 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     if (out_.path == StorePath::kTma)
       store_tma<kSwap>(acc, first);
-    else if (kHasPlainRows && (!kFinishes || out_.path == StorePath::kRows))
+    else if (kHasPlainRows && (!kFinishes || out_.path == StorePath::kByWarp))
       store_plain_rows<kSwap>(acc, first);
     else if constexpr (kFinishes)
       store_finished<kSwap>(acc, first);
   }
 
-  // Whether the engine's rows are D's columns: known when a grouped tile is compiled.
+  // Whether the engine's rows are D's columns: known when the tile is compiled but for dense products.
   __device__ __forceinline__ bool swapped() const {
-    return E::kIsGrouped ? E::kGrouped == Grouped::kColumns : out_.swap;
+    return E::kIsDense ? out_.swap : E::kTokens == Axis::kColumns;
   }
   __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
     return {first.row + i / kAcross * 64,
@@ -161,7 +169,7 @@ class EpilogueWarp {
     }
   }
 
-  // StorePath::kRows, apart from kRowsFinished so that its code lies together.
+  // StorePath::kByWarp, apart from kByWarpFinished so that its code lies together.
   template <bool kSwap>
   __device__ __forceinline__ void store_plain_rows(const Accumulators<E>& acc, const Strip& first) {
 #pragma unroll 1
@@ -174,7 +182,7 @@ class EpilogueWarp {
     }
   }
 
-  // StorePath::kTmaFinished and kRowsFinished, and kRows where it has no code of its own.
+  // StorePath::kTmaFinished and kByWarpFinished, and kRows where it has no code of its own.
   template <bool kSwap>
   __device__ __forceinline__ void store_finished(const Accumulators<E>& acc, const Strip& first) {
     // A copy: indexing the member at run time would put *this into local memory.
@@ -182,18 +190,22 @@ class EpilogueWarp {
 #pragma unroll 1
     for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       const Strip strip = strip_at(first, i);
-      const bool adds = out_.c && out_.path == StorePath::kTmaFinished;
-      if (i > 0 && adds && lane_ == 0) {
-        tma_store_wait_read<0>();  // C of strip i + 1 goes into the buffer that strip i - 1 left from
-        fetch_strip(first, i + 1);
+      const bool adds = brings_addend<E>(p_);
+      if constexpr (E::kHasAddend) {
+        if (i > 0 && adds && lane_ == 0) {
+          tma_store_wait_read<0>();  // C of strip i + 1 goes into the buffer that strip i - 1 left from
+          fetch_strip(first, i + 1);
+        }
       }
       if (outside(strip)) continue;
       const auto bias = tile_bias.template of_strip<kSwap>(out_, i, lane_);
       float x[kValues];
       for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
-      if (adds) {
-        buffer_ = i % kBuffers;
-        addend_.template add<kSwap>(x, buffer_, lane_);
+      if constexpr (E::kHasAddend) {
+        if (adds) {
+          buffer_ = i % kBuffers;
+          addend_.template add<kSwap>(x, buffer_, lane_);
+        }
       }
       activate_short(out_.activation, x);
       put<kSwap>(x, strip, i % kAcross);
@@ -209,7 +221,7 @@ class EpilogueWarp {
     // kTileAcross: strips of accumulators side by side in a tile. kToUp: from a strip of the first weight to
     // the same results' of the second.
     constexpr int kTileAcross = E::kTileN / E::kResultN * kAcross;
-    constexpr int kToUp = E::kGated == Gated::kRows ? E::kResultBlocksM * kTileAcross : kAcross;
+    constexpr int kToUp = E::kGated == Axis::kRows ? E::kResultBlocksM * kTileAcross : kAcross;
 #pragma unroll 1
     for (int i = 0; i < E::kResultBlocksM * kAcross; ++i) {
       const int gate = i / kAcross * kTileAcross + i % kAcross;
@@ -265,14 +277,14 @@ class EpilogueWarp {
   }
   template <bool kSwap>
   __device__ __forceinline__ int rows_of(const Strip& s) const {
-    if constexpr (E::kGrouped == Grouped::kRows) return s.end;
+    if constexpr (E::kTokens == Axis::kRows) return s.end;
     const int rows = static_cast<int>(kSwap ? out_.cols : out_.rows);
     return E::kEveryEighth ? every_eighth_of(rows, s.batch) : rows;
   }
   // And its columns.
   template <bool kSwap>
   __device__ __forceinline__ int64_t cols_of(const Strip& s) const {
-    if constexpr (E::kGrouped == Grouped::kColumns) return s.end;
+    if constexpr (E::kTokens == Axis::kColumns) return s.end;
     return kSwap ? out_.rows : out_.cols;
   }
   // The rows and columns of a strip that exist; none if 0 or less.
@@ -308,7 +320,7 @@ class EpilogueWarp {
   }
   template <bool kTransposed>
   __device__ __forceinline__ void copy(uint32_t buffer, const Strip& s) const {
-    if constexpr (E::kGrouped == Grouped::kRows || E::kGrouped == Grouped::kColumns) {
+    if constexpr (E::kTokens == Axis::kRows || E::kTokens == Axis::kColumns) {
       if (cut<kTransposed>(s)) return copy_cut<kTransposed>(buffer, s);
     }
     fence_shared_to_async();
@@ -316,7 +328,7 @@ class EpilogueWarp {
     if (lane_ == 0) {
       const int row = static_cast<int>(s.row), col = static_cast<int>(s.col);
       // A result for each group takes long to write, in which L2 is to keep what is multiplied.
-      const auto store = E::kGrouped == Grouped::kSums ? tma_store_streamed : tma_store;
+      const auto store = E::kTokens == Axis::kK ? tma_store_streamed : tma_store;
       store(d_map<E>(p_, s.batch), buffer, kTransposed ? row : col, kTransposed ? col : row, s.batch);
       tma_store_commit();
     }
@@ -370,7 +382,7 @@ class EpilogueWarp {
   int lane_;
   int buffer_ = 0;
   TileBias<E> bias_;
-  std::conditional_t<kFinishes, Addend<E>, NoAddend> addend_;
+  std::conditional_t<E::kHasAddend, Addend<E>, NoAddend> addend_;
 };
 
 }  // namespace jaxgemm::cuda::sm90

@@ -2,20 +2,23 @@
 #include <bit>
 
 #include "../../arithmetic.h"
-#include "engine.cuh"
 #include "group_table.h"
+#include "parameters.cuh"
 #include "plan.h"
 #include "units.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
+// Tiles of tokens that are walked together at most: their number times that of columns is counted in 32 bits.
+constexpr int kMostTogether = 1024;
+
 // Columns of clusters along the weights.
 int64_t weight_columns(const Plan& plan) {
   const Config& c = plan.config;
   const TileConfig& t = kTiles[c.tile];
-  return t.grouped == Grouped::kRows ? ceil_div(ceil_div(plan.y().rows, t.result_n()), c.cluster_n)
-                                     : ceil_div(ceil_div(plan.x().rows, t.result_m()), c.cluster_m);
+  return t.tokens == Axis::kRows ? ceil_div(ceil_div(plan.y().rows, t.result_n()), c.cluster_n)
+                                 : ceil_div(ceil_div(plan.x().rows, t.result_m()), c.cluster_m);
 }
 
 }  // namespace
@@ -30,7 +33,7 @@ GroupTable group_table(const Plan& plan, const GemmProblem& p, const GemmBuffers
           .batches = static_cast<uint32_t>(p.batch[0]),
           .rows = static_cast<uint32_t>(sums ? p.k : p.m),
           .columns = static_cast<uint32_t>(weight_columns(plan)),
-          .walk = static_cast<uint32_t>(std::min(plan.config.group, 1024)),
+          .walk_height = static_cast<uint32_t>(std::min(plan.config.walk_height, kMostTogether)),
           .k_blocks = static_cast<uint32_t>(ceil_div(p.k, kTileK))};
 }
 
@@ -38,11 +41,11 @@ TileSchedule make_grouped_schedule(const Plan& plan, const GemmProblem& p, int m
   const Config& c = plan.config;
   const TileConfig& t = kTiles[c.tile];
   TileSchedule s{};
-  if (t.grouped == Grouped::kSums) {
+  if (t.tokens == Axis::kK) {
     s = make_schedule(plan, p, multiprocessors);
   } else {
     // Every group may have a last tile that is cut, and so may the tokens without a group.
-    const int64_t tile = t.grouped == Grouped::kRows ? t.result_m() : t.result_n();
+    const int64_t tile = t.tokens == Axis::kRows ? t.result_m() : t.result_n();
     const int64_t tiles = p.batch[0] * (ceil_div(p.m, tile) + p.groups.count + 1);
     s.units = static_cast<uint32_t>(tiles * weight_columns(plan));
     s.cluster_m = static_cast<uint8_t>(c.cluster_m);

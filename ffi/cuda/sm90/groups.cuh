@@ -9,7 +9,7 @@
 // group more, which has no weights: its results are zeros, as are those of groups whose weights are not held.
 #pragma once
 
-#include "engine.cuh"
+#include "tile_units.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -67,17 +67,6 @@ class GroupWindow {
   uint32_t begin_ = 0, end_ = 0;
 };
 
-// What a block does at a time: a tile of one group.
-struct GroupUnit {
-  int batch, group;  // the group among those that are held
-  int row, end;      // the tile's first token, and the group's end, in the batch
-  int tile;          // of the result along the weights; in "sums" its row of tiles, and `column` its column
-  int column, product;    // "sums" only: product counts the results of all batches
-  int k_begin, k_blocks;  // k_blocks is 0 where results are zeros
-  int last_lines;         // "sums" only: tokens in the last step
-  bool alone;             // no other tile has the same weights
-};
-
 // A tile's place among those of a group, or of one of many products.
 struct WalkedTile {
   uint32_t row, column;
@@ -93,27 +82,33 @@ __device__ __forceinline__ WalkedTile walked_tile(uint32_t index, uint32_t rows,
   return {first_row + in_patch - column * height, column};
 }
 
+// A tile of tokens of one group, and of its weights' columns.
+struct TokenUnit {
+  int batch, group;  // the group among those that are held
+  int row, end;      // the tile's first token, and the group's end, in the batch
+  int tile;          // of the result along the weights
+  int k_blocks;      // 0 where results are zeros
+  bool alone;        // no other tile has the same weights
+};
+
 // The units of a block that multiply tokens by weights. Groups follow each other; the tiles of one are walked
-// `walk` rows at a time, down these first and then along the columns.
+// `walk_height` rows at a time, down these first and then along the columns.
 template <typename E>
 class TokenUnits {
-  static constexpr bool kOnRows = E::kGrouped == Grouped::kRows;
-  static constexpr uint32_t kTokens = kOnRows ? E::kResultM : E::kResultN;  // of a tile
+  static constexpr bool kOnRows = E::kTokens == Axis::kRows;
+  static constexpr uint32_t kTileTokens = kOnRows ? E::kResultM : E::kResultN;   // tokens of a tile
+  static constexpr uint32_t kTileWeights = kOnRows ? E::kResultN : E::kResultM;  // and columns of weights
 
  public:
-  __device__ __forceinline__ TokenUnits(const GroupedParams& p, const ClusterPlace& place)
-      : table_(p.groups),
-        place_(place),
-        window_(p.groups),
-        index_(place.first_unit),
-        first_(*p.groups.offset) {
+  __device__ __forceinline__ TokenUnits(const typename E::Parameters& p, const ClusterPlace& place)
+      : p_(p), place_(place), window_(p.groups), index_(place.first_unit), first_(*p.groups.offset) {
     count_tiles(0);
   }
 
   // Moves to unit `index_`, or a later call's; false where there is none.
   __device__ __forceinline__ bool find() {
     for (;;) {
-      const uint32_t found = __ballot_sync(0xffffffffu, index_ < tiles_end_ * table_.columns);
+      const uint32_t found = __ballot_sync(0xffffffffu, index_ < tiles_end_ * p_.groups.columns);
       if (found != 0) {
         take(__ffs(found) - 1);
         return true;
@@ -127,11 +122,40 @@ class TokenUnits {
     index_ += place_.unit_stride;
     return find();
   }
-  __device__ __forceinline__ const GroupUnit& unit() const { return unit_; }
+  __device__ __forceinline__ const TokenUnit& unit() const { return unit_; }
+
+  template <typename Loads>
+  __device__ __forceinline__ StageStart start(Loads& loads, const TokenUnit& unit) const {
+    const int x_batch = unit.batch * p_.batch.x_outer, y_batch = unit.batch * p_.batch.y_outer;
+    const int weights = unit.tile * kTileWeights;
+    // Tiles of a group that has several in a row read the same weights at about the same time.
+    const L2Policy policy = unit.alone ? L2Policy::kStreamed : L2Policy::kNormal;
+    if constexpr (kOnRows) {
+      return {loads.x.start(unit.row, unit.end - unit.row, x_batch) +
+                  loads.y.start(weights, y_batch, unit.group, policy) +
+                  loads.up.start(weights, y_batch, unit.group, policy),
+              0};
+    } else {
+      return {loads.x.start(weights, x_batch, unit.group, policy) +
+                  loads.y.start(unit.row, unit.end - unit.row, y_batch) +
+                  loads.up.start(weights, x_batch, unit.group, policy),
+              0};
+    }
+  }
+
+  __device__ __forceinline__ Strip strip(const TokenUnit& unit, int row) const {
+    const int weights = unit.tile * static_cast<int>(kTileWeights);
+    return {(kOnRows ? unit.row : weights) + row,
+            kOnRows ? weights : unit.row,
+            0,
+            unit.batch,
+            unit.end,
+            unit.group};
+  }
 
  private:
   __device__ __forceinline__ uint32_t tiles() const {
-    return (window_.end() - window_.begin() + kTokens - 1) / kTokens;
+    return (window_.end() - window_.begin() + kTileTokens - 1) / kTileTokens;
   }
 
   __device__ __forceinline__ void count_tiles(uint32_t before) {
@@ -146,42 +170,50 @@ class TokenUnits {
 
   // Takes the unit, which is of this lane's group.
   __device__ __forceinline__ void take(int lane) {
+    const GroupTable& table = p_.groups;
     const uint32_t begin = __shfl_sync(0xffffffffu, window_.begin(), lane);
     const uint32_t end = __shfl_sync(0xffffffffu, window_.end(), lane);
-    const uint32_t rows = (end - begin + kTokens - 1) / kTokens;
-    const uint32_t within = index_ - (__shfl_sync(0xffffffffu, tiles_end_, lane) - rows) * table_.columns;
+    const uint32_t rows = (end - begin + kTileTokens - 1) / kTileTokens;
+    const uint32_t within = index_ - (__shfl_sync(0xffffffffu, tiles_end_, lane) - rows) * table.columns;
     // As rows and columns of the engine, whichever of them are tokens.
-    const auto [engine_row, engine_column] =
-        walked_tile(within, kOnRows ? rows : table_.columns, kOnRows ? table_.columns : rows, table_.walk);
+    const auto [engine_row, engine_column] = walked_tile(within, kOnRows ? rows : table.columns,
+                                                         kOnRows ? table.columns : rows, table.walk_height);
     const uint32_t row = kOnRows ? engine_row : engine_column, column = kOnRows ? engine_column : engine_row;
     const uint32_t entry = window_.first() + lane, batch = entry / window_.each();
-    const uint32_t group = entry - batch * window_.each(), before = batch * table_.rows;
+    const uint32_t group = entry - batch * window_.each(), before = batch * table.rows;
     const uint32_t held = group - first_;  // far above all others where it comes before the first
     unit_.batch = static_cast<int>(batch);
     unit_.group = static_cast<int>(held);
-    unit_.row = static_cast<int>(begin - before + row * kTokens);
+    unit_.row = static_cast<int>(begin - before + row * kTileTokens);
     unit_.end = static_cast<int>(end - before);
     unit_.tile =
         static_cast<int>(kOnRows ? column * place_.cols + place_.col : column * place_.rows + place_.row);
-    unit_.k_begin = 0;
     unit_.alone = rows == 1;
-    const bool has_weights = group < table_.count && held < table_.held;
-    unit_.k_blocks = has_weights ? static_cast<int>(table_.k_blocks) : 0;
+    const bool has_weights = group < table.count && held < table.held;
+    unit_.k_blocks = has_weights ? static_cast<int>(table.k_blocks) : 0;
   }
 
-  const GroupTable& table_;
+  const typename E::Parameters& p_;
   const ClusterPlace& place_;
   GroupWindow window_;
   uint32_t index_, tiles_end_ = 0;  // tiles of tokens up to this lane's group's end
   uint32_t first_;                  // the group of the first weights
-  GroupUnit unit_{};
+  TokenUnit unit_{};
+};
+
+// A tile of the sum over one group's tokens.
+struct SumUnit {
+  int batch, product;     // product counts the results of all batches
+  int row, col;           // in tiles
+  int k_begin, k_blocks;  // the first token; k_blocks is 0 where there are none
+  int last_lines;         // tokens in the last step
 };
 
 // The units of a block that sum over tokens. The schedule counts them, as every group has a result.
 template <typename E>
 class SumUnits {
  public:
-  __device__ __forceinline__ SumUnits(const GroupedParams& p, const ClusterPlace& place)
+  __device__ __forceinline__ SumUnits(const typename E::Parameters& p, const ClusterPlace& place)
       : p_(p), place_(place), window_(p.groups), index_(place.first_unit), first_(*p.groups.offset) {}
 
   __device__ __forceinline__ bool find() {
@@ -200,8 +232,8 @@ class SumUnits {
     const int tokens = static_cast<int>(end - begin);
     unit_.batch = static_cast<int>(batch);
     unit_.product = unit.batch;
-    unit_.tile = unit.row;
-    unit_.column = unit.col;
+    unit_.row = unit.row;
+    unit_.col = unit.col;
     unit_.k_begin = static_cast<int>(begin - batch * table.rows);
     unit_.k_blocks = (tokens + kTileK - 1) / kTileK;
     unit_.last_lines = tokens - (unit_.k_blocks - 1) * kTileK;
@@ -211,18 +243,49 @@ class SumUnits {
     index_ += place_.unit_stride;
     return find();
   }
-  __device__ __forceinline__ const GroupUnit& unit() const { return unit_; }
+  __device__ __forceinline__ const SumUnit& unit() const { return unit_; }
+
+  template <typename Loads>
+  __device__ __forceinline__ StageStart start(Loads& loads, const SumUnit& unit) const {
+    return {loads.x.start(unit.row * E::kResultM, unit.batch * p_.batch.x_outer, 0) +
+                loads.y.start(unit.col * E::kResultN, unit.batch * p_.batch.y_outer, 0),
+            unit.k_begin};
+  }
+
+  __device__ __forceinline__ Strip strip(const SumUnit& unit, int row) const {
+    return {unit.row * E::kResultM + row, unit.col * E::kResultN, 0, unit.product};
+  }
 
  private:
-  const GroupedParams& p_;
+  const typename E::Parameters& p_;
   const ClusterPlace& place_;
   GroupWindow window_;
   uint32_t index_;
   uint32_t first_;  // the group of the first result
-  GroupUnit unit_{};
+  SumUnit unit_{};
 };
 
+// Clears what the last step of a sum holds of other groups' tokens: the lines from `lines` on, of both
+// operands, as infinity times zero is no zero. A line is one token's, so whole lines are cleared.
 template <typename E>
-using GroupUnits = std::conditional_t<E::kGrouped == Grouped::kSums, SumUnits<E>, TokenUnits<E>>;
+__device__ __forceinline__ void clear_after_tokens(const SharedLayout<E>& shared, int stage, int lines,
+                                                   int warpgroup) {
+  if (lines == kTileK) return;
+  constexpr int kThreads = E::kPingPong ? 128 : 128 * E::kConsumers;
+  const int thread = static_cast<int>(threadIdx.x) - 128 - (E::kPingPong ? 128 * warpgroup : 0);
+  const uint32_t x = shared.x + stage * E::kBytesX, y = shared.y + stage * E::kBytesY;
+#pragma unroll 1
+  for (int at = lines * 128 + thread * 16; at < kTileK * 128; at += kThreads * 16) {
+#pragma unroll
+    for (int block = 0; block < E::kBytesX; block += kTileK * 128) store_shared(x + block + at, uint4{});
+#pragma unroll
+    for (int block = 0; block < E::kBytesY; block += kTileK * 128) store_shared(y + block + at, uint4{});
+  }
+  fence_shared_to_async();
+  sync<NamedBarrier::kOwn>(E::kPingPong ? warpgroup : 0, kThreads);
+}
+
+template <typename E>
+using GroupUnits = std::conditional_t<E::kTokens == Axis::kK, SumUnits<E>, TokenUnits<E>>;
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,4 +1,4 @@
-// The instantiations of the engine, one function for each operand type and pair of majors.
+// The instantiations of the engine, two functions for each operand type and pair of majors.
 #pragma once
 
 #include "engine.cuh"
@@ -14,36 +14,32 @@ struct Launch {
   CUstream_st* stream = nullptr;
 };
 
-// Launches a tile without gates. Each combination is compiled in a file of its own, made from tiles.cu.in.
-template <typename In, Major kX, Major kY>
-Status launch_tiles(const Params& params, const Launch& launch);
+// Launches a tile of one product, or of many (From is ManyParameters). Each combination of type and majors is
+// compiled in a file of its own, made from tiles.cu.in.
+template <typename In, Major kX, Major kY, typename From>
+Status launch_tiles(const From& parameters, const Launch& launch);
 
-// Launches a gated tile, whose majors are fixed: gated_bf16.cu and gated_f16.cu.
-template <typename In>
-Status launch_gated_tiles(const GatedParams& params, const Launch& launch);
+#define JAXGEMM_SM90_MAJORS(type, x, y)                                                                    \
+  extern template Status launch_tiles<type, Major::x, Major::y, AllParts>(const AllParts&, const Launch&); \
+  extern template Status launch_tiles<type, Major::x, Major::y, ManyParameters>(const ManyParameters&,     \
+                                                                                const Launch&);
+#define JAXGEMM_SM90_TYPE(type)      \
+  JAXGEMM_SM90_MAJORS(type, kK, kK)  \
+  JAXGEMM_SM90_MAJORS(type, kK, kMN) \
+  JAXGEMM_SM90_MAJORS(type, kMN, kK) \
+  JAXGEMM_SM90_MAJORS(type, kMN, kMN)
+JAXGEMM_SM90_TYPE(__nv_bfloat16)
+JAXGEMM_SM90_TYPE(__half)
+#undef JAXGEMM_SM90_TYPE
+#undef JAXGEMM_SM90_MAJORS
 
-// Launches a tile of a grouped product: grouped.cu.in.
-template <typename In, Major kWeights>
-Status launch_grouped_tiles(const GroupedParams& params, const Launch& launch);
-
-// Launches a tile of many products, of which all have these majors: many.cu.in.
-template <typename In, Major kX, Major kY>
-Status launch_many_tiles(const ManyParams& params, const Launch& launch);
-
-extern template Status launch_gated_tiles<__nv_bfloat16>(const GatedParams&, const Launch&);
-extern template Status launch_gated_tiles<__half>(const GatedParams&, const Launch&);
-#define JAXGEMM_SM90_TILES(type)                                                                           \
-  extern template Status launch_tiles<type, Major::kK, Major::kK>(const Params&, const Launch&);           \
-  extern template Status launch_tiles<type, Major::kK, Major::kMN>(const Params&, const Launch&);          \
-  extern template Status launch_tiles<type, Major::kMN, Major::kK>(const Params&, const Launch&);          \
-  extern template Status launch_tiles<type, Major::kMN, Major::kMN>(const Params&, const Launch&);         \
-  extern template Status launch_grouped_tiles<type, Major::kK>(const GroupedParams&, const Launch&);       \
-  extern template Status launch_grouped_tiles<type, Major::kMN>(const GroupedParams&, const Launch&);      \
-  extern template Status launch_many_tiles<type, Major::kK, Major::kK>(const ManyParams&, const Launch&);  \
-  extern template Status launch_many_tiles<type, Major::kK, Major::kMN>(const ManyParams&, const Launch&); \
-  extern template Status launch_many_tiles<type, Major::kMN, Major::kMN>(const ManyParams&, const Launch&);
-JAXGEMM_SM90_TILES(__nv_bfloat16)
-JAXGEMM_SM90_TILES(__half)
-#undef JAXGEMM_SM90_TILES
+// The same by what is known at run time: operands' type and the majors of x and y.
+template <typename From>
+Status launch_tiles(DType type, Major x, Major y, const From& parameters, const Launch& launch) {
+  return with_majors(x, y, [&]<Major kX, Major kY>() {
+    return type == DType::kBF16 ? launch_tiles<__nv_bfloat16, kX, kY>(parameters, launch)
+                                : launch_tiles<__half, kX, kY>(parameters, launch);
+  });
+}
 
 }  // namespace jaxgemm::cuda::sm90

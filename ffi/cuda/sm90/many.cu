@@ -7,26 +7,12 @@
 #include "many.h"
 #include "maps.h"
 #include "operands.h"
-#include "sm90.h"
+#include "plan_many.h"
 #include "tensor_map.h"
 
 namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
-
-template <typename In>
-Status launch_in(Major x, Major y, const ManyParams& params, const Launch& launch) {
-  constexpr Major kK = Major::kK, kMN = Major::kMN;
-  if (x == kMN) return launch_many_tiles<In, kMN, kMN>(params, launch);
-  return y == kK ? launch_many_tiles<In, kK, kK>(params, launch)
-                 : launch_many_tiles<In, kK, kMN>(params, launch);
-}
-
-Status launch_in(const ManyPlan& plan, const GemmProblem& p, const ManyParams& params, const Launch& launch) {
-  const Major x = plan.products[0].x().major, y = plan.products[0].y().major;
-  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(x, y, params, launch)
-                                   : launch_in<__half>(x, y, params, launch);
-}
 
 Status make_entry(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers, ManyEntry* entry) {
   const Operands operands = operands_of(plan, p, buffers);
@@ -40,7 +26,7 @@ Status make_entry(const Plan& plan, const GemmProblem& p, const GemmBuffers& buf
 
 // The parameters of one launch, of the products that `order` numbers.
 Status make_params(const ManyPlan& plan, std::span<const int> order, std::span<const GemmProblem> problems,
-                   std::span<const GemmBuffers> buffers, ManyParams* params) {
+                   std::span<const GemmBuffers> buffers, ManyParameters* params) {
   uint32_t units = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     const GemmProblem& p = problems[order[i]];
@@ -51,11 +37,16 @@ Status make_params(const ManyPlan& plan, std::span<const int> order, std::span<c
     params->units_end[i] = units;
   }
   std::fill(params->units_end + order.size(), params->units_end + kManyEntries, units);
-  params->walk = static_cast<uint32_t>(plan.config.group);
+  params->walk_height = static_cast<uint32_t>(plan.config.walk_height);
   params->schedule = TileSchedule{};
   params->schedule.units = units;
   params->schedule.cluster_m = params->schedule.cluster_n = params->schedule.slices = 1;
   return {};
+}
+
+Status launch_many(const ManyPlan& plan, const GemmProblem& p, const ManyParameters& params,
+                   const Launch& launch) {
+  return launch_tiles(p.a.dtype, plan.products[0].x().major, plan.products[0].y().major, params, launch);
 }
 
 }  // namespace
@@ -69,8 +60,8 @@ Status prepare_many_sm90(std::span<const GemmProblem> problems, int) {
   Launch launch;
   launch.prepare = true;
   launch.tile = plan.config.tile;
-  static const ManyParams none{};
-  return launch_in(plan, problems[0], none, launch);
+  static const ManyParameters none{};
+  return launch_many(plan, problems[0], none, launch);
 }
 
 Status launch_many_sm90(std::span<const GemmProblem> problems, std::span<const GemmBuffers> buffers,
@@ -84,7 +75,7 @@ Status launch_many_sm90(std::span<const GemmProblem> problems, std::span<const G
   if (Status status = launch_repack(copies, executor.stream); !status.ok()) return status;
   // All launches have about as many products.
   const size_t count = problems.size(), launches = ceil_div(count, kManyEntries);
-  static thread_local ManyParams params;
+  static thread_local ManyParameters params;
   for (size_t i = 0; i < launches; ++i) {
     const size_t first = count * i / launches, end = count * (i + 1) / launches;
     const std::span<const int> order = std::span(plan.order).subspan(first, end - first);
@@ -95,7 +86,7 @@ Status launch_many_sm90(std::span<const GemmProblem> problems, std::span<const G
                         .tile = plan.config.tile,
                         .blocks = dim3(blocks),
                         .stream = executor.stream};
-    if (Status status = launch_in(plan, problems[0], params, launch); !status.ok()) return status;
+    if (Status status = launch_many(plan, problems[0], params, launch); !status.ok()) return status;
   }
   return {};
 }

@@ -3,30 +3,12 @@
 #pragma once
 
 #include <span>
-#include <string>
-#include <vector>
 
-#include "plan.h"
+#include "../../kernel.h"
 
-namespace jaxgemm::cuda::sm90 {
+namespace jaxgemm::cuda {
 
-// What many products become: a tile that all have, and a plan for each. A pure function of the products.
-struct ManyPlan {
-  Config config;
-  std::vector<Plan> products;
-  std::vector<int> order;  // in which they are launched
-  size_t workspace = 0;
-};
+Status launch_many_sm90(std::span<const GemmProblem>, std::span<const GemmBuffers>, const Executor&);
+Status prepare_many_sm90(std::span<const GemmProblem>, int device);
 
-// The tile that should take the least time of those that the options allow, or -1 where they allow none.
-int choose_many(std::span<const GemmProblem> problems);
-
-// `tile`: what choose_many gave.
-ManyPlan plan_many(std::span<const GemmProblem> problems, int tile);
-
-// Tiles of a product.
-constexpr int64_t tiles_of(const GemmProblem& p, const TileConfig& t) {
-  return ceil_div(p.m, t.tile_m) * ceil_div(p.n, t.tile_n);
-}
-
-}  // namespace jaxgemm::cuda::sm90
+}  // namespace jaxgemm::cuda

@@ -21,22 +21,22 @@ Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int
                            map);
 }
 
-// A map of an operand for tiles of `tile_rows` of its rows, of which it has `rows`. `share` blocks of a
-// cluster load a tile together.
-Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int share,
+// A map of an operand for tiles of `tile_rows` of its rows, of which it has `rows`. `sharers` blocks of
+// a cluster load a tile together.
+Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int sharers,
                    const GemmProblem& p, CUtensorMap* map) {
   const bool k_major = x.major == Major::kK;
   return encode_rows(x, base, x.inner(), x.outer(), x.ld, k_major ? kTileK : mn_block_rows(tile_rows),
-                     (k_major ? loaded_rows(rows, tile_rows, share) : kTileK) / share, p, map);
+                     (k_major ? loaded_rows(rows, tile_rows, sharers) : kTileK) / sharers, p, map);
 }
 
 // The map for whole tiles, or for the only tile; and `edge`, for a last tile that is cut where there are
 // others.
-Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, int share, const GemmProblem& p,
-                    CUtensorMap* map, CUtensorMap* edge) {
-  const Status status = operand_map(x, base, x.rows, tile_rows, share, p, map);
+Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, int sharers,
+                    const GemmProblem& p, CUtensorMap* map, CUtensorMap* edge) {
+  const Status status = operand_map(x, base, x.rows, tile_rows, sharers, p, map);
   if (!status.ok() || x.major != Major::kK || x.rows < tile_rows || x.rows % tile_rows == 0) return status;
-  return operand_map(x, base, x.rows % tile_rows, tile_rows, share, p, edge);
+  return operand_map(x, base, x.rows % tile_rows, tile_rows, sharers, p, edge);
 }
 
 // The maps of an operand that is shifted on its way. A map's line is 8 of the operand's lines, from which a
@@ -77,13 +77,13 @@ Status every_eighth_maps(const PlannedOperand& x, const void* base, int rows, co
 
 // The maps of tokens and weights.
 Status group_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,
-                  Params* params) {
+                  AllParts* params) {
   const PlannedOperand &x = plan.x(), &y = plan.y();
   const Config& c = plan.config;
   const TileConfig& tile = kTiles[c.tile];
-  const bool on_rows = tile.grouped == Grouped::kRows;
-  const auto tokens = [&](const PlannedOperand& of, const void* base, int share, CUtensorMap* map) {
-    return encode_rows(of, base, of.inner(), of.outer(), of.ld, kTileK, tile.token_box(share), p, map);
+  const bool on_rows = tile.tokens == Axis::kRows;
+  const auto tokens = [&](const PlannedOperand& of, const void* base, int sharers, CUtensorMap* map) {
+    return encode_rows(of, base, of.inner(), of.outer(), of.ld, kTileK, tile.token_box(sharers), p, map);
   };
   const Status status =
       on_rows ? tokens(x, x_base, c.cluster_n, &params->x)
@@ -114,15 +114,14 @@ Status result_map(const GemmProblem& p, const Output& out, const void* base, int
                            map);
 }
 
-}  // namespace
-
+// The maps of both operands, and `lines` where one of them is unaligned and loaded in place.
 Status load_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,
-                 EveryEighthParams* params) {
+                 AllParts* params) {
   const PlannedOperand &x = plan.x(), &y = plan.y();
   const Config& c = plan.config;
   const TileConfig& tile = kTiles[c.tile];
   Status status;
-  if (tile.grouped == Grouped::kRows || tile.grouped == Grouped::kColumns)
+  if (tile.tokens == Axis::kRows || tile.tokens == Axis::kColumns)
     return group_maps(plan, x_base, y_base, p, params);
   if (tile.every_eighth) {
     const int align = every_eighth_align(x.ld);
@@ -141,14 +140,16 @@ Status load_maps(const Plan& plan, const void* x_base, const void* y_base, const
   return lines_maps(y, y_base, tile, p, &params->y, &params->y_edge);
 }
 
+// The map of the second weight of a gated product.
 Status up_map(const Plan& plan, const void* b_up, const GemmProblem& p, CUtensorMap* map) {
   const Config& c = plan.config;
   const TileConfig& tile = kTiles[c.tile];
-  const int rows = c.swap ? tile.result_m() : tile.result_n(), share = c.swap ? c.cluster_n : c.cluster_m;
-  return operand_map(plan.b_up, b_up, plan.b_up.rows, rows, share, p, map);
+  const int rows = c.swap ? tile.result_m() : tile.result_n(), sharers = c.swap ? c.cluster_n : c.cluster_m;
+  return operand_map(plan.b_up, b_up, plan.b_up.rows, rows, sharers, p, map);
 }
 
-Status result_maps(const Plan& plan, const GemmProblem& p, EveryEighthParams* params) {
+// The maps of D and of C, where the copy engine writes the one and brings the other.
+Status result_maps(const Plan& plan, const GemmProblem& p, AllParts* params) {
   const Output& out = params->out;
   const TileConfig& tile = kTiles[plan.config.tile];
   // Where tiles have every eighth row, the first p.m % 8 of 8 products have one row more than the others.
@@ -164,6 +165,15 @@ Status result_maps(const Plan& plan, const GemmProblem& p, EveryEighthParams* pa
   const Status status = encode(out.d, &params->d, &params->d_longer);
   if (!status.ok() || !out.c) return status;
   return encode(out.c, &params->c, &params->c_longer);
+}
+
+}  // namespace
+
+Status make_maps(const Plan& plan, const GemmProblem& p, const Operands& operands, AllParts* params) {
+  const bool swap = plan.config.swap;
+  Status status = load_maps(plan, swap ? operands.b : operands.a, swap ? operands.a : operands.b, p, params);
+  if (status.ok() && p.gated) status = up_map(plan, operands.b_up, p, &params->up);
+  return status.ok() ? result_maps(plan, p, params) : status;
 }
 
 Status many_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,

@@ -2,22 +2,16 @@
 #pragma once
 
 #include "engine.cuh"
+#include "operands.h"
 #include "plan.h"
 
 namespace jaxgemm::cuda::sm90 {
 
-// The maps of both operands, which begin at x and y, and `lines` where one of them is unaligned and loaded in
-// place. params->schedule must be set.
-Status load_maps(const Plan& plan, const void* x, const void* y, const GemmProblem& problem,
-                 EveryEighthParams* params);
+// All tensor maps of a launch, and what else loading unaligned operands takes. The schedule and the output
+// must be set.
+Status make_maps(const Plan& plan, const GemmProblem& problem, const Operands& operands, AllParts* params);
 
-// The map of the second weight of a gated product.
-Status up_map(const Plan& plan, const void* b_up, const GemmProblem& problem, CUtensorMap* map);
-
-// The maps of D and of C, where the copy engine writes the one and brings the other. params->out must be set.
-Status result_maps(const Plan& plan, const GemmProblem& problem, EveryEighthParams* params);
-
-// The maps of an entry, whose `out` must be set.
+// The maps of an entry of many products, whose `out` must be set. x and y are where its operands begin.
 Status many_maps(const Plan& plan, const void* x, const void* y, const GemmProblem& problem,
                  ManyEntry* entry);
 

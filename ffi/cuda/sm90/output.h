@@ -8,13 +8,22 @@ namespace jaxgemm::cuda::sm90 {
 // How results get to D. Each path has code of its own: when a kernel starts its instructions are not cached,
 // and a short product takes as long to fetch them as to multiply, so the code that runs should lie together.
 enum class StorePath : uint8_t {
-  kTma,           // 16-bit results, with no epilogue, by the copy engine
-  kTmaFinished,   // 16-bit results times alpha, with C, a bias and an activation of short code, likewise
-  kRows,          // 16-bit results times alpha to unaligned rows: unaligned/result_rows.cuh
-  kRowsFinished,  // the same with a bias and an activation of short code
-  kFp32,          // fp32 results with no epilogue, in pairs unless operands are swapped
-  kElements,      // everything else, one element at a time
+  kTma,             // 16-bit results, with no epilogue, by the copy engine
+  kTmaFinished,     // 16-bit results times alpha, with C, a bias and an activation of short code, likewise
+  kByWarp,          // 16-bit results times alpha, by the warp's own stores, to rows of any alignment
+  kByWarpFinished,  // the same with a bias and an activation of short code
+  kFp32,            // fp32 results with no epilogue, in pairs unless operands are swapped
+  kElements,        // everything else, one element at a time
 };
+
+// Bytes that D, C and the bias begin at multiples of. XLA's buffers begin at larger ones.
+struct ResultAlignment {
+  int d = 16, c = 16, bias = 16;
+};
+
+// How a problem's results leave, or with `partial` its partial results where K is split: a pure function,
+// which the cost model asks too.
+StorePath store_path(const GemmProblem& problem, bool swap, bool partial, ResultAlignment aligned = {});
 
 // The part of a kernel's parameters that is about results. Rows and columns are those of D, whether or not
 // operands are swapped.

@@ -4,7 +4,7 @@
 
 #include "../../arithmetic.h"
 #include "../planning.h"
-#include "cost.h"
+#include "choose.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {

@@ -1,12 +1,13 @@
 // Which tile computes many products, in which order, and what each of them needs.
+#include "plan_many.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "cost.h"
-#include "many.h"
-#include "sm90.h"
+#include "options.h"
 
 namespace jaxgemm::cuda {
 namespace sm90 {
@@ -38,12 +39,12 @@ GemmProblem stand_in(std::span<const GemmProblem> problems, const TileConfig& t)
 int choose_many(std::span<const GemmProblem> problems) {
   int best = -1;
   double least = std::numeric_limits<double>::infinity();
-  for (int tile = kSingleTileCount; tile < kTileCount; ++tile) {
+  for (int tile = 0; tile < kTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
-    if (!options_allow(problems[0], t)) continue;
+    const Config c{.tile = tile};
+    if (!t.many || !launch_allowed(problems[0], c)) continue;
     const GemmProblem mean = stand_in(problems, t);
     const Shape s(mean, false);
-    const Config c{.tile = tile};
     Units units(s, t, c, kModelSms);
     double tiles = 0;
     for (const GemmProblem& p : problems) tiles += double(tiles_of(p, t));
@@ -60,7 +61,7 @@ int choose_many(std::span<const GemmProblem> problems) {
 ManyPlan plan_many(std::span<const GemmProblem> problems, int tile) {
   ManyPlan plan;
   plan.config.tile = tile;
-  if (fixed(problems[0], kGroup)) plan.config.group = fixed_walk(problems[0]);
+  if (const int height = fixed_walk_height(problems[0])) plan.config.walk_height = height;
   plan.products.reserve(problems.size());
   for (const GemmProblem& p : problems) {
     Plan& product = plan.products.emplace_back();
@@ -90,10 +91,8 @@ std::string unsupported_many_sm90(std::span<const GemmProblem> problems) {
     tiles += ceil_div(p.m, 64) * ceil_div(p.n, 64);
     if (tiles > INT32_MAX / 4) return "many products of kernel 'sm90' have less than 2^29 tiles";
   }
-  for (const auto& [option, name] : {std::pair(kClusterM, "cluster_m"), std::pair(kClusterN, "cluster_n")}) {
-    if (fixed(problems[0], option) > 1)
-      return std::string("many products of kernel 'sm90' have a ") + name + " of 1";
-  }
+  if (fixed(problems[0], "cluster_m") > 1 || fixed(problems[0], "cluster_n") > 1)
+    return "many products of kernel 'sm90' have a cluster_m and a cluster_n of 1";
   if (choose_many(problems) < 0) {
     return "no tile of many products matches the options; see ffi/cuda/sm90/configs.h for those compiled";
   }

@@ -1,20 +1,26 @@
-// The row `sm90` of the kernel table. What the options mean is said in sm90.h.
+// The row `sm90` of the kernel table.
 #include "../rows.h"
+#include "many.h"
+#include "options.h"
+#include "plan_many.h"
 #include "sm90.h"
 
 namespace jaxgemm::cuda {
 namespace {
 
-constexpr int64_t kTileM[] = {0, 64, 128, 192};
-constexpr int64_t kTileN[] = {0, 16, 32, 64, 96, 112, 128, 144, 160, 192, 224, 256};
-constexpr Option kOptions[] = {{"tile_m", kTileM},      {"tile_n", kTileN},    {"schedule", kUpTo2},
-                               {"cluster_m", kUpTo4},   {"cluster_n", kUpTo4}, {"split_k", {}},
-                               {"swap", kUpTo2},        {"group", {}},         {"grid", kUpTo2},
-                               {"reduction", kUpTo2},   {"blocks", kUpTo2},    {"unaligned", kUpTo2},
-                               {"every_eighth", kUpTo2}};
+using sm90::kOptionCount;
+
+struct RowOptions {
+  Option list[kOptionCount];
+};
+constexpr RowOptions kRowOptions = [] {
+  RowOptions options{};
+  for (int i = 0; i < kOptionCount; ++i) options.list[i] = {sm90::kOptions[i].name, sm90::kOptions[i].values};
+  return options;
+}();
 // The sums of a row have one order for every m as long as K is not split and its steps begin at the same
 // places. In what order the tiles are computed changes no sum, nor does how unaligned rows are loaded.
-constexpr Pin kPins[] = {{"split_k", 1}, {"group", 0}, {"unaligned", 0}, {"every_eighth", 1}};
+constexpr Pin kPins[] = {{"split_k", 1}, {"walk_height", 0}, {"unaligned", 0}, {"every_eighth", 1}};
 
 constexpr KernelEntry kRows[] = {
     {.name = "sm90",
@@ -24,7 +30,7 @@ constexpr KernelEntry kRows[] = {
      .min_arch = 90,
      .max_arch = 90,
      .types = k16BitTypes,
-     .options = kOptions,
+     .options = kRowOptions.list,
      .gated = true,
      .grouped = true,
      .many = true,

@@ -23,14 +23,14 @@ constexpr bool every_first_unit_is_dealt_once() {
 }
 static_assert(every_first_unit_is_dealt_once());
 
-// The order of tiles: in groups of `group` rows of clusters.
-void set_walk(int64_t group, int64_t columns, TileSchedule* s) {
-  const int64_t rows = s->rows, last = rows % group ? rows % group : group;
+// The order of tiles: in swaths of `height` rows of clusters.
+void set_walk(int64_t height, int64_t columns, TileSchedule* s) {
+  const int64_t rows = s->rows, last = rows % height ? rows % height : height;
   const uint32_t walked = static_cast<uint32_t>(s->narrow_stride > 0 ? columns - 1 : columns);
   s->product_tiles = Divisor(s->rows * walked);
-  s->group_tiles = Divisor(static_cast<uint32_t>(group) * walked);
-  s->group_rows = Divisor(static_cast<uint32_t>(group));
-  s->last_group_rows = Divisor(static_cast<uint32_t>(last));
+  s->swath_tiles = Divisor(static_cast<uint32_t>(height) * walked);
+  s->swath_rows = Divisor(static_cast<uint32_t>(height));
+  s->last_swath_rows = Divisor(static_cast<uint32_t>(last));
 }
 
 // The pieces of K: partial results, or a cluster's slices.
@@ -57,13 +57,13 @@ TileSchedule make_schedule(const Plan& plan, const GemmProblem& p, int multiproc
   if (units > INT32_MAX / 4) return s;
   const int64_t resident =
       std::min<int64_t>(units, tile.blocks * resident_clusters(multiprocessors, c.cluster()));
-  const int64_t group = std::min<int64_t>(c.group, rows);
+  const int64_t height = std::min<int64_t>(c.walk_height, rows);
   s.units = static_cast<uint32_t>(units);
   s.cluster_m = static_cast<uint8_t>(c.cluster_m);
   s.cluster_n = static_cast<uint8_t>(c.cluster_n);
   s.cluster_shift = static_cast<uint8_t>(std::countr_zero(static_cast<unsigned>(c.cluster())));
-  s.one_wave = one_wave(units, resident, c.cluster()) && (group == 1 || group == rows);
-  s.columns_first = s.one_wave && group < rows;
+  s.one_wave = one_wave(units, resident, c.cluster()) && (height == 1 || height == rows);
+  s.columns_first = s.one_wave && height < rows;
   s.resident = static_cast<uint16_t>(resident);
   s.products = static_cast<uint32_t>(products);
   s.rows = static_cast<uint32_t>(rows);
@@ -73,7 +73,7 @@ TileSchedule make_schedule(const Plan& plan, const GemmProblem& p, int multiproc
     s.narrow_stride = static_cast<uint32_t>(narrow_stride(c, rows, columns, products, resident));
   // A grid of a block for each tile has one for each narrow tile, too.
   if (s.narrow_stride > 0 && c.grid == Grid::kTiles) s.narrow_stride = s.rows;
-  set_walk(group, columns, &s);
+  set_walk(height, columns, &s);
   set_pieces(c, p.k, &s);
   return s;
 }

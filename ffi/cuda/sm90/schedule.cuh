@@ -2,8 +2,8 @@
 //
 // The grid is persistent: cluster i takes the units i, i + clusters, i + 2 clusters, ... (units.h says what a
 // unit is.) Units are numbered tile first, then piece of K, then product, so that blocks that run together
-// read the same stretch of K. The tiles of a product are walked in groups of `group` rows of clusters, down
-// the rows of a group first and then along its columns: the tiles in flight form a compact patch, whose
+// read the same stretch of K. The tiles of a product are walked in swaths of `walk_height` rows of clusters,
+// down the rows of a swath first and then along its columns: the tiles in flight form a compact patch, whose
 // operands L2 holds.
 //
 // Three things depart from this order:
@@ -56,16 +56,14 @@ struct TileSchedule {
   uint32_t narrow_stride;    // clusters that walk narrow_col after all other tiles; 0: it is among the others
   uint32_t rows;             // rows of clusters
   Divisor product_tiles;     // clusters of one piece of K of one product, less narrow_col if that comes after
-  Divisor group_tiles;       // those of a group of rows that are walked together
-  Divisor group_rows, last_group_rows;
+  Divisor swath_tiles;       // those of a swath: rows that are walked together
+  Divisor swath_rows, last_swath_rows;
 };
 
 struct Plan;
 
 // The schedule of a plan on a device of so many multiprocessors; no units where there are too many to count.
 TileSchedule make_schedule(const Plan& plan, const GemmProblem& problem, int multiprocessors);
-// That of a grouped product, by what the host knows of it: `units` is as many as there may be.
-TileSchedule make_grouped_schedule(const Plan& plan, const GemmProblem& problem, int multiprocessors);
 // The grid that walks it: blocks along x, y and z.
 std::array<uint32_t, 3> grid_of(const TileSchedule& schedule, const Plan& plan);
 
@@ -154,13 +152,13 @@ __device__ __forceinline__ Unit unit_at(const TileSchedule& s, const ClusterPlac
   const uint32_t tile = index - product * s.product_tiles.divisor;
   if (s.narrow_stride > 0 && product > 0)
     return unit_of(s, tile * s.cluster_m + place.row, s.narrow_col, 0, 0);
-  const uint32_t group = s.group_tiles(tile);
-  const uint32_t within = tile - group * s.group_tiles.divisor;
-  const uint32_t first_row = group * s.group_rows.divisor;
-  const bool last = first_row + s.group_rows.divisor > s.rows;
-  const uint32_t col = last ? s.last_group_rows(within) : s.group_rows(within);
-  const uint32_t row_in_group = within - col * (last ? s.last_group_rows.divisor : s.group_rows.divisor);
-  return unit_of(s, (first_row + row_in_group) * s.cluster_m + place.row, col * s.cluster_n + place.col,
+  const uint32_t swath = s.swath_tiles(tile);
+  const uint32_t within = tile - swath * s.swath_tiles.divisor;
+  const uint32_t first_row = swath * s.swath_rows.divisor;
+  const bool last = first_row + s.swath_rows.divisor > s.rows;
+  const uint32_t col = last ? s.last_swath_rows(within) : s.swath_rows(within);
+  const uint32_t row_in_swath = within - col * (last ? s.last_swath_rows.divisor : s.swath_rows.divisor);
+  return unit_of(s, (first_row + row_in_swath) * s.cluster_m + place.row, col * s.cluster_n + place.col,
                  product, place.slice);
 }
 

@@ -5,11 +5,12 @@
 #include "../../recall.h"
 #include "../chip.h"
 #include "../planning.h"
-#include "cost.h"
+#include "choose_grouped.h"
 #include "group_table.h"
 #include "launch.h"
 #include "maps.h"
 #include "operands.h"
+#include "options.h"
 #include "plan.h"
 #include "reduce.cuh"
 #include "sm90.h"
@@ -19,43 +20,25 @@ namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
 
-template <typename In>
-Status launch_grouped(const GemmProblem& p, const Plan& plan, const GroupedParams& params,
-                      const Launch& launch) {
-  const bool k_major = p.groups.form == Form::kRows && plan.b.major == Major::kK;
-  return k_major ? launch_grouped_tiles<In, Major::kK>(params, launch)
-                 : launch_grouped_tiles<In, Major::kMN>(params, launch);
-}
-
-template <typename In>
-Status launch_in(const GemmProblem& p, const Plan& plan, const EveryEighthParams& params,
-                 const CUtensorMap& up, const GemmBuffers& buffers, const Launch& launch) {
-  if (p.grouped())
-    return launch_grouped<In>(p, plan, GroupedParams{{params, up}, group_table(plan, p, buffers)}, launch);
-  if (p.gated) return launch_gated_tiles<In>(GatedParams{params, up}, launch);
-  return with_majors(plan.x().major, plan.y().major,
-                     [&]<Major kX, Major kY>() { return launch_tiles<In, kX, kY>(params, launch); });
-}
-
-Status launch_in(const GemmProblem& p, const Plan& plan, const EveryEighthParams& params,
-                 const CUtensorMap& up, const GemmBuffers& buffers, const Launch& launch) {
-  return p.a.dtype == DType::kBF16 ? launch_in<__nv_bfloat16>(p, plan, params, up, buffers, launch)
-                                   : launch_in<__half>(p, plan, params, up, buffers, launch);
-}
-
 BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
   const PlannedOperand &x = plan.x(), &y = plan.y();
   return {Divisor(static_cast<uint32_t>(p.batch[1])), x.batch_stride[0] != 0, x.batch_stride[1] != 0,
           y.batch_stride[0] != 0, y.batch_stride[1] != 0};
 }
 
-// All tensor maps of a launch, and what else loading unaligned operands takes.
-Status make_maps(const Plan& plan, const GemmProblem& p, const Operands& operands, EveryEighthParams* params,
-                 CUtensorMap* up) {
-  const bool swap = plan.config.swap;
-  Status status = load_maps(plan, swap ? operands.b : operands.a, swap ? operands.a : operands.b, p, params);
-  if (status.ok() && p.gated) status = up_map(plan, operands.b_up, p, up);
-  return status.ok() ? result_maps(plan, p, params) : status;
+// What the kernel is told.
+Status make_parameters(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers,
+                       const Operands& operands, int multiprocessors, AllParts* params) {
+  params->schedule =
+      p.grouped() ? make_grouped_schedule(plan, p, multiprocessors) : make_schedule(plan, p, multiprocessors);
+  if (params->schedule.units == 0) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
+  params->out = output_of(plan, p, buffers);
+  params->batch = batch_of(plan, p);
+  params->rows = static_cast<int>(plan.x().rows);
+  params->cols = static_cast<int>(plan.y().rows);
+  params->idle_stages = static_cast<uint8_t>(plan.idle_stages);
+  if (p.grouped()) params->groups = group_table(plan, p, buffers);
+  return make_maps(plan, p, operands, params);
 }
 
 // k is 0, so there is nothing to multiply: the second kernel of a split K finishes sums of no partial
@@ -83,7 +66,7 @@ std::string unsupported_sm90(const GemmProblem& p) {
   if (p.gated) {
     if (p.batch_count() != 1 && !p.grouped()) return "a gated product of kernel 'sm90' has no batch";
     if (p.a.transposed || p.b.transposed) return "a gated product of kernel 'sm90' takes row-major operands";
-    if (fixed(p, kSplitK) > 1) {
+    if (fixed(p, "split_k") > 1) {
       return "a gated product of kernel 'sm90' is not split along k";
     }
   }
@@ -119,7 +102,8 @@ Status prepare_sm90(const GemmProblem& p, int) {
   Launch launch;
   launch.prepare = true;
   launch.tile = plan.config.tile;
-  return launch_in(p, plan, EveryEighthParams{}, {}, {}, launch);
+  static const AllParts none{};
+  return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, none, launch);
 }
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
@@ -135,25 +119,17 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
     if (!status.ok()) return status;
   }
 
-  EveryEighthParams params{};
-  CUtensorMap up{};
-  params.schedule = p.grouped() ? make_grouped_schedule(plan, p, multiprocessors(executor.device))
-                                : make_schedule(plan, p, multiprocessors(executor.device));
-  if (params.schedule.units == 0) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
-  params.out = output_of(plan, p, buffers);
-  params.batch = batch_of(plan, p);
-  params.rows = static_cast<int>(plan.x().rows);
-  params.cols = static_cast<int>(plan.y().rows);
-  params.idle_stages = static_cast<uint8_t>(plan.idle_stages);
-  if (Status status = make_maps(plan, p, operands, &params, &up); !status.ok()) return status;
-
+  AllParts params{};
+  if (Status status = make_parameters(plan, p, buffers, operands, multiprocessors(executor.device), &params);
+      !status.ok())
+    return status;
   const auto [blocks_x, blocks_y, blocks_z] = grid_of(params.schedule, plan);
   const Launch launch{.after_repack = operands.repacked,
                       .tile = plan.config.tile,
                       .cluster = plan.config.cluster(),
                       .blocks = dim3(blocks_x, blocks_y, blocks_z),
                       .stream = executor.stream};
-  const Status status = launch_in(p, plan, params, up, buffers, launch);
+  const Status status = launch_tiles(p.a.dtype, plan.x().major, plan.y().major, params, launch);
   const int partials = plan.config.partials();
   if (!status.ok() || partials == 1) return status;
   return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch, partials,

@@ -27,7 +27,8 @@ struct Shape {
 };
 
 // Clusters of `blocks` blocks that run at a time. The blocks of a cluster run on one GPC, and GPCs differ in
-// size: pairs fill all of them, of four and of eight blocks an H200 runs 30 and 15.
+// size: pairs fill all of them, of four and of eight blocks an H200 runs 30 and 15, as its driver says
+// (cudaOccupancyMaxActiveClusters).
 constexpr int resident_clusters(int multiprocessors, int blocks) {
   const int clusters = blocks <= 2 ? multiprocessors / blocks : multiprocessors * 10 / 11 / blocks;
   return clusters > 0 ? clusters : 1;
@@ -61,7 +62,8 @@ constexpr bool one_wave(double units, double resident, int cluster) {
 }
 
 // A narrow last column of tiles is cheap to multiply. It is walked after all other tiles, to fill the gaps of
-// the last wave, where there are at most this many waves: x's rows are then loaded once more.
+// the last wave, where there are at most this many waves: x's rows are then loaded once more
+// (read off docs/experiments/model-choices.md).
 constexpr int kNarrowLastWaves = 8;
 // How many of the `resident` clusters walk the narrow column at the end: those that have no unit in the last
 // wave of whole tiles, if two narrow tiles each are enough, and else all. 0: it is walked among the others.

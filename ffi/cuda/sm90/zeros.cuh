@@ -9,14 +9,18 @@ namespace jaxgemm::cuda::sm90 {
 // turn. Whole vectors are copied from the warp's staging buffers by the copy engine: few warps run, and their
 // own stores would keep too little of the memory busy.
 template <typename E>
-__device__ __forceinline__ void store_zeros(const Output& out, const SharedLayout<E>& shared,
+__device__ __forceinline__ void store_zeros(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                             const Strip& first, int warp) {
-  constexpr bool kSwap = E::kGrouped == Grouped::kColumns;
-  constexpr int kRows = kSwap ? E::kResultN : E::kGated == Gated::kRows ? E::kGroupRows / 2 : E::kGroupRows;
-  constexpr int kCols = kSwap ? (E::kGated == Gated::kRows ? E::kGroupRows / 2 : E::kGroupRows) : E::kResultN;
+  const Output& out = p.out;
+  constexpr bool kSwap = E::kTokens == Axis::kColumns;
+  constexpr int kRows = kSwap                      ? E::kResultN
+                        : E::kGated == Axis::kRows ? E::kWarpgroupRows / 2
+                                                   : E::kWarpgroupRows;
+  constexpr int kCols =
+      kSwap ? (E::kGated == Axis::kRows ? E::kWarpgroupRows / 2 : E::kWarpgroupRows) : E::kResultN;
   static_assert(4 * kCols <= E::kStagingBytes);
   const int64_t row = kSwap ? first.col : first.row, col = kSwap ? first.row : first.col;
-  const int64_t row_end = min(row + kRows, E::kGrouped == Grouped::kSums ? out.rows : int64_t(first.end));
+  const int64_t row_end = min(row + kRows, E::kTokens == Axis::kK ? out.rows : int64_t(first.end));
   const int64_t bytes = out.f32 ? 4 : 2, pitch = out.pitch * bytes;
   const int length = static_cast<int>(min(int64_t(kCols), out.cols - col) * bytes);
   if (length <= 0) return;  // in a cluster that reaches beyond the result

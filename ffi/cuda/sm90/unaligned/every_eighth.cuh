@@ -28,7 +28,7 @@ __device__ __forceinline__ int every_eighth_of(int rows, int first) { return (ro
 // Rows of tiles with the same `first` follow each other in the walk: what they load of y begins at the same
 // k, so that L2 sends it once to several of them.
 template <typename E>
-__device__ __forceinline__ Unit to_tile_rows(const Params& p, Unit unit) {
+__device__ __forceinline__ Unit to_tile_rows(const typename E::Parameters& p, Unit unit) {
   if constexpr (E::kEveryEighth) {
     const uint32_t in_cluster = p.schedule.cluster_m - 1u, shift = p.schedule.cluster_m >> 1;
     const uint32_t row = static_cast<uint32_t>(unit.row), cluster = row >> shift;
@@ -47,17 +47,17 @@ __device__ __forceinline__ Unit to_tile_rows(const Params& p, Unit unit) {
 template <int kLines, bool kMulticast, int kStageBytes>
 class EveryEighth {
  public:
-  __device__ EveryEighth(const CUtensorMap (&maps)[8], uint32_t shared, uint32_t peers, uint32_t slice,
+  __device__ EveryEighth(const CUtensorMap (&maps)[8], uint32_t shared, uint32_t peers, uint32_t share,
                          uint32_t peer_mask)
       : maps_(maps),
-        slice_(kMulticast ? static_cast<int>(kLines / peers * slice) : 0),
-        to_(shared + slice_ * 128),
+        share_(kMulticast ? static_cast<int>(kLines / peers * share) : 0),
+        to_(shared + share_ * 128),
         mask_(static_cast<uint16_t>(peer_mask)) {}
 
   // Moves to the tile that begins at row first + 8 `line`. `misalignment`: of these rows.
   __device__ uint32_t start(int line, int first, int misalignment) {
     map_ = maps_ + first;
-    line_ = line + slice_;
+    line_ = line + share_;
     misalignment_ = misalignment;
     return kLines * 128;
   }
@@ -70,17 +70,19 @@ class EveryEighth {
 
  private:
   const CUtensorMap *maps_, *map_ = nullptr;
-  int slice_;
+  int share_;
   uint32_t to_;
   uint16_t mask_;
   int line_ = 0, misalignment_ = 0;
 };
 
-// Clears what lies before the rows' first elements in a unit's first stage, for consumer warpgroup `group`,
-// whose rows begin at `row` of the tile. Written for little code rather than speed, as it runs once a unit.
+// Clears what lies before the rows' first elements in a unit's first stage, for consumer warpgroup
+// `warpgroup`, whose rows begin at `row` of the tile. Written for little code rather than speed, as it runs
+// once a unit.
 template <typename E>
-__device__ __forceinline__ void clear_before_rows(const Params& p, const SharedLayout<E>& shared, int stage,
-                                                  int row, int group, int first) {
+__device__ __forceinline__ void clear_before_rows(const typename E::Parameters& p,
+                                                  const SharedLayout<E>& shared, int stage, int row,
+                                                  int warpgroup, int first) {
   const int before = misalignment(p.lines, first), line = static_cast<int>(threadIdx.x % 128) / 2;
   if (before == 0) return;
   const uint32_t x = shared.x + stage * E::kBytesX + (row + line) * 128;
@@ -93,7 +95,7 @@ __device__ __forceinline__ void clear_before_rows(const Params& p, const SharedL
     }
   }
   fence_shared_to_async();
-  named_barrier_sync(4 + group, 128);
+  sync<NamedBarrier::kOwn>(warpgroup, 128);
 }
 
 }  // namespace jaxgemm::cuda::sm90

@@ -12,7 +12,8 @@
 #pragma once
 
 #include "../../device/shift.cuh"
-#include "../mainloop.cuh"
+#include "../loads.cuh"
+#include "../tile_units.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -111,11 +112,11 @@ __device__ __forceinline__ void realign_box(uint32_t from, uint32_t to, bool odd
 
 // Calls `begin` with where each of a block's units begins, and `step` with the k of each of its stages.
 template <typename E, typename Begin, typename Step>
-__device__ __forceinline__ void walk_steps(const Params& p, Begin&& begin, Step&& step) {
+__device__ __forceinline__ void walk_steps(const typename E::Parameters& p, Begin&& begin, Step&& step) {
   const ClusterPlace place = own_place(p.schedule);
-  for (uint32_t index = place.first_unit; index < p.schedule.units; index = place.next(p.schedule, index)) {
-    const LoadStart start =
-        load_start<E>(p, p.schedule.one_wave ? only_unit(p.schedule) : unit_at(p.schedule, place, index));
+  TileUnits<E> units(p, place);
+  for (bool more = units.find(); more; more = units.next()) {
+    const LoadStart start = load_start<E>(p, units.unit());
     begin(start);
     for (int i = 0; i < start.k_blocks; ++i) step(start.k + i * kTileK);
   }
@@ -123,7 +124,8 @@ __device__ __forceinline__ void walk_steps(const Params& p, Begin&& begin, Step&
 
 // The warp that loads x, which is aligned, into the ring of stages.
 template <typename E>
-__device__ __forceinline__ void produce_aligned(const Params& p, const SharedLayout<E>& shared) {
+__device__ __forceinline__ void produce_aligned(const typename E::Parameters& p,
+                                                const SharedLayout<E>& shared) {
   TmaOperand<E::kX, E::kLoadedX, E::kBlockX, false, E::kBytesX> x(p.x, p.x_edge, shared.x, p.rows, 1, 0, 1);
   const bool elected = elect_one();
   uint32_t bytes = 0;
@@ -143,7 +145,7 @@ __device__ __forceinline__ void produce_aligned(const Params& p, const SharedLay
 
 // The warp that loads y into raw stages.
 template <typename E>
-__device__ __forceinline__ void produce_raw(const Params& p, const SharedLayout<E>& shared) {
+__device__ __forceinline__ void produce_raw(const typename E::Parameters& p, const SharedLayout<E>& shared) {
   using Ring = RawRing<E>;
   StageLines<E> lines(p.lines);
   const bool elected = elect_one();
@@ -164,7 +166,8 @@ __device__ __forceinline__ void produce_raw(const Params& p, const SharedLayout<
 
 // Warp `warp` of those that shift: it moves some of the boxes of its team's stages.
 template <typename E>
-__device__ __forceinline__ void realign(const Params& p, const SharedLayout<E>& shared, int warp) {
+__device__ __forceinline__ void realign(const typename E::Parameters& p, const SharedLayout<E>& shared,
+                                        int warp) {
   using Ring = RawRing<E>;
   constexpr int kVectors = Ring::kStage.vectors - 1;
   const int lane = static_cast<int>(threadIdx.x % 32), vector = lane % kVectors;

@@ -1,0 +1,15 @@
+// The same as choose.h for grouped products.
+#pragma once
+
+#include <string>
+
+#include "choose.h"
+
+namespace jaxgemm::cuda::sm90 {
+
+std::vector<RankedConfig> rank_grouped(const GemmProblem& problem, const Machine& machine);
+
+// Why the engine cannot run a grouped product, or an empty string.
+std::string unsupported_groups(const GemmProblem& problem);
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,52 @@
+"""The call of a kernel: one custom call, whose target says of which kind of product it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgemm import wire
+from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, TARGET
+from jaxgemm.choice.select import Choice
+from jaxgemm.problem import Problem
+
+#: Workspaces are so many bytes, or a multiple.
+_ALIGNMENT = 256
+
+
+def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Sequence[jax.Array]) -> jax.Array:
+    """The problem by the chosen kernel, a result of this shape.
+
+    Operands are a, b[, b_up][, sizes, offset][, c][, bias].
+    """
+    assert choice.kernel is not None
+    targets = (GROUPED_TARGET, GROUPED_GATED_TARGET) if problem.groups else (TARGET, GATED_TARGET)
+    attributes = wire.attributes(choice.kernel.name, choice.config, replace(problem, arithmetic=choice.arithmetic))
+    return _run(targets[problem.gated], choice, [shape], problem.dtypes[2], operands, attributes)[0]
+
+
+def call_list(choice: Choice, problems: Sequence[Problem], operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Several problems in one call, a result of shape (m, n) each. Operands are all a, then all b."""
+    assert choice.kernel is not None
+    asked = [replace(problem, arithmetic=choice.arithmetic) for problem in problems]
+    attributes = wire.many_attributes(choice.kernel.name, choice.config, asked)
+    shapes = [(p.m, p.n) for p in problems]
+    return _run(MANY_TARGET, choice, shapes, problems[0].dtypes[2], operands, attributes)
+
+
+def _run(
+    target: str,
+    choice: Choice,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: str,
+    operands: Sequence[jax.Array],
+    attributes: dict[str, Any],
+) -> list[jax.Array]:
+    results = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
+    if choice.workspace:
+        results.append(jax.ShapeDtypeStruct((-(-choice.workspace // _ALIGNMENT) * _ALIGNMENT,), jnp.uint8))
+    return list(jax.ffi.ffi_call(target, results)(*operands, **attributes))[: len(shapes)]

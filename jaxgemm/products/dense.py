@@ -1,0 +1,351 @@
+"""Dense products: ``lax.dot_general`` with an epilogue.
+
+Operands are ``lhs, rhs[, c][, bias]``, the result ``activation(alpha * dot_general(lhs, rhs) + beta * c + bias)``.
+Differentiation reduces it to bilinear instances of itself and jnp code.
+
+Parameters, besides those of every kind:
+
+    dimension_numbers, out_sharding   as ``lax.dot_general`` has them
+    epilogue                          an Epilogue
+    options                           (name, value) pairs of a kernel's options
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxgemm import dtypes
+from jaxgemm import precision as prec
+from jaxgemm._jax_private import explicit_axes
+from jaxgemm.choice.select import select
+from jaxgemm.epilogue import Epilogue, apply, composed_type
+from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
+from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
+from jaxgemm.products import axes, report, symbolic
+from jaxgemm.products.arguments import Options, check_kernel, of_one_type
+from jaxgemm.products.call import call
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
+from jaxgemm.products.register import register
+from jaxgemm.products.transposes import read_through
+from jaxgemm.products.xla_product import padding, why_padded, xla_product
+from jaxgemm.sharding.partition import Assignment, Division, Factors, Local, vary_alike
+
+#: The parameters that ``lax.dot_general`` has too.
+DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
+
+#: The types of operands and results that kernels have.
+_OURS = {np.dtype(jnp.dtype(name)) for name in dtypes.ELEMENT_TYPES}
+
+
+def bind(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    extra: tuple[jax.Array, ...],
+    dims: DimensionNumbers,
+    precision: prec.Precision,
+    out: np.dtype,
+    epilogue: Epilogue,
+    kernel: str,
+    options: Options = (),
+    out_sharding: Any = None,
+    batch_invariant: bool = False,
+    strict: bool = True,
+) -> jax.Array:
+    """The product of checked operands, ``dims`` as ``lax.dot_general`` takes them."""
+    check_kernel(kernel, batch_invariant)
+    if lhs.dtype != rhs.dtype and (kernel not in ("auto", "xla") or batch_invariant):
+        lhs, rhs = of_one_type(lhs, rhs, np.dtype(out))
+    if isinstance(out_sharding, PartitionSpec):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    elif isinstance(out_sharding, NamedSharding):  # a type's sharding is of an abstract mesh
+        out_sharding = NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
+    result: jax.Array = gemm_p.bind(
+        *vary_alike(lhs, rhs, *extra),
+        dimension_numbers=dims,
+        precision=prec.canonical(precision),
+        preferred_element_type=np.dtype(out),
+        out_sharding=out_sharding,
+        epilogue=epilogue,
+        kernel=kernel,
+        options=options,
+        batch_invariant=bool(batch_invariant),
+        strict=strict,
+    )
+    return result
+
+
+def _abstract(lhs: Any, rhs: Any, *_extra: Any, **params: Any) -> Any:
+    return lax.dot_general_p.abstract_eval(lhs, rhs, **{name: params[name] for name in DOT_PARAMS})
+
+
+# --- Transformations ------------------------------------------------------------------------------------------
+
+
+def _activated(params: Params) -> tuple[str, Params] | None:
+    name = params["epilogue"].activation
+    return None if name is None else (name, dict(params, epilogue=params["epilogue"].linear()))
+
+
+def _addends(tangents: Sequence[Any], out: jax.Array, params: Params) -> list[jax.Array]:
+    """What the tangents of c and bias, as far as they are there and not zero, add to that of the result."""
+    terms = []
+    epilogue: Epilogue = params["epilogue"]
+    dc, dbias = epilogue.c_and_bias(tangents[2:])
+    if dc is not None and type(dc) is not ad.Zero:
+        dc = lax.convert_element_type(dc, out.dtype)
+        terms.append(jnp.asarray(epilogue.beta, dc.dtype) * dc)
+    if dbias is not None and type(dbias) is not ad.Zero:
+        dbias = lax.convert_element_type(dbias, out.dtype)
+        sharding = jax.typeof(out).sharding
+        sharding = sharding if explicit_axes(sharding.mesh) else None
+        terms.append(lax.broadcast_in_dim(dbias, out.shape, (out.ndim - 1,), out_sharding=sharding))
+    return terms
+
+
+def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence[Any], params: Params) -> list[Any]:
+    assert params["epilogue"].is_scaling
+    assert len(operands) == 2
+    ((ct, y, x),) = terms
+    dims, order, sharding = axes.cotangent(side, x.aval, np.ndim(y), params["dimension_numbers"])
+    wanted = np.dtype(x.aval.dtype)
+    common = dtypes.common(ct.dtype, y.dtype)
+    # Types that no kernel has, and those that an algorithm rules, stay as lax has them.
+    as_lax = common is None or prec.is_algorithm(params["precision"]) or not {common, wanted} <= _OURS
+    if common is not None and not as_lax:
+        ct, y = lax.convert_element_type(ct, common), lax.convert_element_type(y, common)
+    kept = params["preferred_element_type"] if as_lax else wanted
+    derived = dict(params, dimension_numbers=dims, preferred_element_type=kept, out_sharding=sharding, strict=False)
+    out = gemm_p.bind(*((y, ct) if side else (ct, y)), **derived)
+    out = lax.transpose(out, tuple(int(i) for i in np.argsort(order)))
+    if jnp.iscomplexobj(out) and not jnp.issubdtype(wanted, jnp.complexfloating):
+        out = lax.real(out)
+    return [lax.convert_element_type(out, wanted)]
+
+
+def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, int | None]:
+    lhs, rhs, *extra = args
+    lhs_bdim, rhs_bdim, *extra_bdims = bdims
+    epilogue: Epilogue = params["epilogue"]
+    if epilogue.is_scaling:
+        params, out_bdim = axes.batched(axis_data, params, lhs, rhs, lhs_bdim, rhs_bdim)
+        return gemm_p.bind(lhs, rhs, **params), out_bdim
+    c, bias = epilogue.c_and_bias(extra)
+    c_bdim, bias_bdim = epilogue.c_and_bias(extra_bdims)
+    # The epilogue stays fused where the mapped axis is one of rows, or a batch, that share one bias. Elsewhere it is
+    # composed in jnp, with the new axis first everywhere, so that c and bias line up with the result.
+    if bias_bdim is None and lhs_bdim is not None:
+        params, out_bdim = axes.batched(axis_data, params, lhs, rhs, lhs_bdim, rhs_bdim)
+        if c is not None:
+            c = axes.at_axis(c, c_bdim, out_bdim, lhs.shape[lhs_bdim])
+        operands = [x for x in (c, bias) if x is not None]
+        return gemm_p.bind(lhs, rhs, *operands, **params), out_bdim
+    out_dtype = np.dtype(params["preferred_element_type"])
+    by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
+    between = composed_type(epilogue, args, out_dtype, by_xla=by_xla)
+    product, z_bdim = dict(params, epilogue=epilogue.scaling(), preferred_element_type=between), None
+    if lhs_bdim is not None or rhs_bdim is not None:
+        product, z_bdim = axes.batched(axis_data, product, lhs, rhs, lhs_bdim, rhs_bdim)
+    z = gemm_p.bind(lhs, rhs, **product)
+    z = z[None] if z_bdim is None else jnp.moveaxis(z, z_bdim, 0)
+    if c is not None:
+        c = c[None] if c_bdim is None else jnp.moveaxis(c, c_bdim, 0)
+    if bias is not None and bias_bdim is not None:
+        bias = jnp.moveaxis(bias, bias_bdim, 0)
+        bias = bias.reshape(bias.shape[0], *(1,) * (z.ndim - 2), bias.shape[1])
+    return apply(epilogue.after_scaling(), z, c, bias, out_dtype), 0
+
+
+# --- One device -----------------------------------------------------------------------------------------------
+
+
+def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
+    """The decision for operands ``avals``, anything with shape and dtype.
+
+    A kernel that cannot apply the epilogue or write the result's type is asked for ``alpha * product`` in the
+    accumulator's type, and jnp does the rest. A result that the accumulator cannot hold, the kernel must write itself.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot run the product either way.
+    """
+    lhs, rhs, *extra = avals
+    out = np.dtype(params["preferred_element_type"])
+    kept = dtypes.summed(np.dtype(lhs.dtype), np.dtype(rhs.dtype), out)
+    epilogue: Epilogue = params["epilogue"]
+    kernel, derived = params["kernel"], not params["strict"]
+    invariant = params["batch_invariant"]
+    if unknown := symbolic.choose(avals, kernel=kernel, batch_invariant=invariant, derived=derived):
+        return Decision(unknown)
+    wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
+    wanted["batch_invariant"] = invariant
+    view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
+    forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
+    if forms != [(epilogue.scaling(), kept)]:
+        forms.append((epilogue.scaling(), kept))
+    device = device_for(platform)
+    problem, choice, refusal = None, None, None
+    for form, result in forms:
+        names = (np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name)
+        problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, names, form)
+        try:
+            choice = select(problem, device, **wanted)
+        except UnsupportedError as error:
+            refusal = refusal or error
+            continue
+        # What `auto` leaves to XLA is left whole.
+        if choice.kernel is not None or kernel == "auto":
+            return Decision(choice, problem, view)
+    if choice is None:
+        assert refusal is not None
+        assert problem is not None
+        if not derived:
+            raise _refused(refusal, lhs, rhs, out)
+        choice = select(problem, device, **{**wanted, "kernel": "auto", "options": (), "batch_invariant": False})
+        choice = replace(choice, why=f"a derivative's product; {refusal}; {choice.why}")
+    return Decision(choice, problem, view)
+
+
+def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:
+    """The refusal, and where the kernel's sums could not become the result either, that they cannot and why."""
+    types = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
+    sums = dtypes.accumulator(dtypes.product(*types))
+    if dtypes.summed(*types, out) == sums:
+        return refusal
+    return UnsupportedError(f"{refusal}; kernels sum these in {sums.name}, and {out.name} holds what that does not")
+
+
+def _fuses(epilogue: Epilogue, view: Plan, extra: Sequence[Any], out: np.dtype) -> bool:
+    """Whether kernels can apply the epilogue: c and bias have the result's type, and bias runs along n."""
+    if any(np.dtype(x.dtype) != out for x in extra):
+        return False
+    return view.single_column_axis or not epilogue.has_bias
+
+
+def _launch(decision: Decision, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **params: Any) -> jax.Array:
+    problem, view = decision.problem, decision.view
+    assert problem is not None
+    assert view is not None
+    out_dtype = np.dtype(params["preferred_element_type"])
+    epilogue: Epilogue = params["epilogue"]
+    c, bias = epilogue.c_and_bias(extra)
+    if view.lhs_axes is not None:
+        lhs = lax.transpose(lhs, view.lhs_axes)
+    if view.rhs_axes is not None:
+        rhs = lax.transpose(rhs, view.rhs_axes)
+    operands = [lhs, rhs]
+    if problem.epilogue.has_c:
+        assert c is not None
+        operands.append(c if view.d_axes is None else lax.transpose(c, np.argsort(view.d_axes)))
+    if problem.epilogue.has_bias:
+        assert bias is not None
+        operands.append(bias)
+    out = call(decision.choice, problem, view.d_shape, operands)
+    if view.d_axes is not None:
+        out = lax.transpose(out, view.d_axes)
+    if problem.epilogue != epilogue or out.dtype != out_dtype:
+        rest = epilogue.after_scaling() if problem.epilogue != epilogue else Epilogue()
+        out = apply(rest, out, c, bias, out_dtype)
+    return out
+
+
+def _by_xla(platform: str, parts: int, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **params: Any) -> jax.Array:
+    out_dtype = np.dtype(params["preferred_element_type"])
+    epilogue: Epilogue = params["epilogue"]
+    plain = epilogue == Epilogue()
+    between = out_dtype if plain else composed_type(epilogue, (lhs, rhs, *extra), out_dtype, by_xla=True)
+    dot = {name: params[name] for name in ("precision", "out_sharding")} | {"preferred_element_type": between}
+    z = xla_product(platform, lhs, rhs, params["dimension_numbers"], parts=parts, **dot)
+    return z if plain else apply(epilogue, z, *epilogue.c_and_bias(extra), out_dtype)
+
+
+def _read_through(orders: Sequence[Any], avals: Sequence[Any], params: Params) -> tuple[list[bool], list[Any], Params]:
+    through, types, dims = read_through(orders[:2], avals[:2], params["dimension_numbers"])
+    extra = avals[2:]
+    return [*through, *[False] * len(extra)], [*types, *extra], dict(params, dimension_numbers=dims)
+
+
+def _describe(
+    avals: Sequence[Any], types: Sequence[Any], params: Params, decision: Decision, platform: str, limits: Any
+) -> list[report.Product]:
+    ours = decision.choice.kernel is not None
+    padded = "" if ours else why_padded(platform, types[0], types[1], params["dimension_numbers"])
+    return [replace(report.of_problem(avals, params, decision, params["epilogue"], limits), padded=padded)]
+
+
+# --- Several devices ------------------------------------------------------------------------------------------
+
+
+def _among_devices(params: Params) -> Params:
+    """A kernel by name has a block for every tile, where it has that option: others wait for a collective's to end."""
+    params = left_to_xla(params)
+    if params["kernel"] in ("auto", "xla") or "grid" not in find_kernel(params["kernel"]).options:
+        return params
+    return dict(params, options=tuple({"grid": 2, **dict(params["options"])}.items()))
+
+
+def _division(
+    local: Local, platform: str, avals: Sequence[Any], params: Params, decision: Decision, count: int
+) -> Division | None:
+    """None where XLA computes the product, unless its sums may be of a wrong length on a device."""
+    lhs, rhs = avals[:2]
+    dims, epilogue = params["dimension_numbers"], params["epilogue"]
+    padded = count > 1 and padding(platform, lhs, rhs, dims, parts=count) is not None
+    if decision.choice.kernel is None and not padded:
+        return None
+    factors = Factors.of(dims, len(lhs.shape), len(rhs.shape))
+    names = factors.operands(epilogue)
+
+    def specs(plan: Assignment) -> list[PartitionSpec]:
+        out = plan.out_spec()  # c and bias are added to the sum, and so sharded as the result is
+        return [*map(plan.spec, names[:2]), *(PartitionSpec(*out[len(out) - len(n) :]) for n in names[2:])]
+
+    return Division(factors, names, specs, partial(local, **params), partial(_on_shards, local, params))
+
+
+def _on_shards(local: Local, params: Params, plan: Assignment, *operands: jax.Array) -> jax.Array:
+    """The product of one device's shards, then what adds the devices' partial sums up, then the epilogue."""
+    epilogue: Epilogue = params["epilogue"]
+    params = dict(params, out_sharding=None)
+    if not plan.is_partial():
+        return local(*operands, **params)
+    lhs, rhs, *extra = operands
+    # Partial sums are exchanged in the result's type: as many bytes as jnp.dot exchanges.
+    x = plan.added_up(local(lhs, rhs, **dict(params, epilogue=epilogue.scaling())))
+    if epilogue.is_scaling:
+        return x
+    out_dtype = np.dtype(params["preferred_element_type"])
+    return apply(epilogue.after_scaling(), x, *epilogue.c_and_bias(extra), out_dtype)
+
+
+DENSE = Kind(
+    name="jaxgemm_gemm",
+    abstract=_abstract,
+    linear=Linear(
+        pairs=lambda operands: [(operands[0], operands[1])],
+        bind=lambda pairs, _, params: [gemm_p.bind(*pair, **params) for pair in pairs],
+        derived=lambda params: dict(params, epilogue=params["epilogue"].scaling(), strict=False),
+        cotangents=_cotangents,
+        addends=_addends,
+        activated=_activated,
+    ),
+    batch=_batch,
+    decide=decide,
+    launch=_launch,
+    by_xla=_by_xla,
+    among_devices=_among_devices,
+    division=_division,
+    read_through=_read_through,
+    dimensions=lambda _, params: params["dimension_numbers"],
+    describe=_describe,
+)
+gemm_p: Primitive = register(DENSE)

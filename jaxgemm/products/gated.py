@@ -1,0 +1,193 @@
+"""``gated_gemm``: the pair of products of a gated layer, ``activation(x w_gate) * (x w_up)``.
+
+On Hopper it is one launch, which writes the result and nothing else, unless two products are expected to take less
+time. Everywhere else, in programs on several devices, and for derivatives, it is composed of two ordinary products, so
+that JAX can do with it whatever it can do with those.
+
+Operands are x (..., k), w_gate (k, n), w_up (k, n); a parameter beside those of every kind is ``activation``, a name or
+None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemm import precision as prec
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice, select_gated
+from jaxgemm.epilogue import Epilogue, apply, composed_type
+from jaxgemm.kernels import device_for
+from jaxgemm.problem import Matrix, Problem
+from jaxgemm.products import dense, report, symbolic
+from jaxgemm.products.arguments import check_activation, check_kernel, float_operands, float_result, weakly_typed
+from jaxgemm.products.call import call
+from jaxgemm.products.derivatives import Series, Terms, activated, series_of
+from jaxgemm.products.kind import Decision, Kind, Params, left_to_xla
+from jaxgemm.products.register import register
+from jaxgemm.sharding.partition import vary_alike
+
+
+def gated_gemm(
+    x: ArrayLike,
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
+    *,
+    activation: str | None = "silu",
+    out_dtype: DTypeLike | None = None,
+    precision: prec.Precision = None,
+    kernel: str = "auto",
+    batch_invariant: bool = False,
+) -> jax.Array:
+    """``activation(x @ w_gate) * (x @ w_up)``, in one launch where a kernel has that form.
+
+    Args:
+        x: shape (..., k).
+        w_gate: shape (k, n).
+        w_up: shape (k, n).
+        activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
+        out_dtype: type of the result; by default that of the promoted operands. Sums, the activation and the
+            multiplication are in the accumulator's type, rounded once; but products that XLA computes, or that several
+            devices do, are rounded to the result's type first, as in jnp.
+        precision: of both products, as for :func:`jaxgemm.gemm`.
+        kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a gated form computes the
+            two products, and jnp the rest.
+        batch_invariant: as for :func:`jaxgemm.gemm`. Each of the two products is by itself then.
+
+    Returns:
+        Shape (..., n).
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as for :func:`jaxgemm.gemm`.
+    """
+    (a, gate, up), weak = float_operands("gated_gemm", x=x, w_gate=w_gate, w_up=w_up)
+    if gate.ndim != 2 or gate.shape != up.shape:
+        raise ValueError(f"gated_gemm: w_gate and w_up must be (k, n) alike, got {gate.shape} and {up.shape}")
+    if a.ndim == 0 or a.shape[-1] != gate.shape[0]:
+        raise ValueError(f"gated_gemm: inner dimensions differ: x has shape {a.shape}, the weights {gate.shape}")
+    check_activation("gated_gemm", activation)
+    check_kernel(kernel, batch_invariant, products="products do")
+    out = float_result("gated_gemm: out_dtype", out_dtype, a.dtype)
+    result: jax.Array = gated_p.bind(
+        *vary_alike(a, gate, up),
+        activation=activation,
+        preferred_element_type=out,
+        precision=prec.canonical(precision),
+        kernel=kernel,
+        batch_invariant=bool(batch_invariant),
+    )
+    return weakly_typed(result) if weak and out_dtype is None else result
+
+
+def _dims(x: Any) -> Any:
+    return ((x.ndim - 1,), (0,)), ((), ())
+
+
+def _abstract(x: Any, gate: Any, _up: Any, **params: Any) -> Any:
+    return dense.DENSE.abstract(x, gate, dimension_numbers=_dims(x), out_sharding=None, **params)
+
+
+def _product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: Params) -> jax.Array:
+    """One product of the pair, in this type."""
+    how = {name: params[name] for name in ("kernel", "batch_invariant")}
+    return dense.bind(x, w, (), _dims(x), params["precision"], dtype, Epilogue(), **how)
+
+
+def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
+    """The same, composed of two products; with ``narrow`` both are in the result's type, whoever computes them.
+
+    Products are narrow where they are kept for a derivative, as they would be in jnp: wider, they would take twice the
+    memory, and make the products of the backward pass as wide. So are those of which several devices may add up parts.
+    """
+    out = params["preferred_element_type"]
+    by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
+    dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=by_xla)
+    dot = partial(_product, x, dtype=dtype, params=params)
+    activation = Epilogue(activation=params["activation"])
+    return (apply(activation, dot(gate), None, None, dtype) * dot(up)).astype(out)
+
+
+def _batch(_: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, int] | None:
+    if bdims[1:] != (None, None):
+        return None
+    return gated_p.bind(jnp.moveaxis(args[0], bdims[0], 0), *args[1:], **params), 0
+
+
+def _taylor(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
+    out = np.dtype(params["preferred_element_type"])
+    (x, gate, up), (dx, dgate, dup) = primals, series
+    dot = partial(_product, dtype=out, params=params)
+    first, second = (series_of(dot, (x, dx), w) for w in ((gate, dgate), (up, dup)))
+    return series_of(jnp.multiply, activated(params["activation"], out, first), second)
+
+
+def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
+    """The kernel that computes both products in one launch, or no kernel where they are composed, and why.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
+    """
+    if unknown := symbolic.choose(avals, kernel=params["kernel"], batch_invariant=params["batch_invariant"]):
+        return Decision(unknown)
+    if params["batch_invariant"]:
+        return Decision(Choice(None, (), 0, "each is batch-invariant by itself", rule=rules.INVARIANT.name))
+    problem = problem_of(avals[0], avals[1], params)
+    choice = select_gated(problem, device_for(platform), precision=params["precision"], kernel=params["kernel"])
+    return Decision(choice, problem)
+
+
+def problem_of(x: Any, gate: Any, params: Params) -> Problem:
+    """What one launch is asked for."""
+    k, n = gate.shape
+    return Problem(
+        m=prod(x.shape[:-1]),
+        n=n,
+        k=k,
+        batch=(1, 1),
+        a=Matrix(False, max(k, 1), (0, 0)),
+        b=Matrix(False, max(n, 1), (0, 0)),
+        dtypes=(np.dtype(x.dtype).name,) * 2 + (np.dtype(params["preferred_element_type"]).name,),
+        epilogue=Epilogue(activation=params["activation"]),
+        gated=True,
+    )
+
+
+def launch(decision: Decision, x: jax.Array, gate: jax.Array, up: jax.Array, **_: Any) -> jax.Array:
+    """Both products by one call of a kernel that has a gated form."""
+    assert decision.problem is not None
+    return call(decision.choice, decision.problem, (*x.shape[:-1], gate.shape[1]), (x, gate, up))
+
+
+def _describe(
+    avals: Sequence[Any], _: Any, params: Params, decision: Decision, _platform: str, limits: Any
+) -> list[report.Product]:
+    after = Epilogue(activation=params["activation"])
+    return [replace(report.of_problem(avals, params, decision, after, limits), gated=report.BOTH)]
+
+
+GATED = Kind(
+    name="jaxgemm_gated",
+    abstract=_abstract,
+    batch=_batch,
+    taylor=_taylor,
+    decide=decide,
+    launch=launch,
+    compose=compose,
+    narrow=partial(compose, narrow=True),
+    among_devices=left_to_xla,
+    refusal=(
+        ": a gated product is one launch on one device, and this program is divided over several; map it with "
+        "shard_map over all of the mesh's axes"
+    ),
+    describe=_describe,
+    describe_composed=lambda _avals, _params, decision, products: report.pair(products, decision.choice),
+)
+gated_p = register(GATED)

@@ -1,0 +1,315 @@
+"""``grouped_gemm``: products of different shapes and one type, a result each, in as few launches as parameters hold.
+
+On Hopper 16-bit products share a launch. Everywhere else, and in programs on several devices, each is an ordinary
+product. The primitive's products are all ``a b``, ``a b^T`` or ``a^T b``, and the derivatives of each of these are of
+the same three forms, so that backward passes share launches as well.
+
+Operands are a_0, a_1, ..., then b_0, b_1, ..., and there is a result for each pair. Parameters, besides those of every
+kind but ``batch_invariant``:
+
+    transposed   whether all a are (k, m), and all b (n, k)
+    options      (name, value) pairs of a kernel's options
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemm import dtypes, wire
+from jaxgemm import precision as prec
+from jaxgemm._runtime import ffi
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, configuration
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
+from jaxgemm.problem import Matrix, Problem
+from jaxgemm.products import dense, report, symbolic
+from jaxgemm.products.arguments import canonical_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed
+from jaxgemm.products.call import call_list
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
+from jaxgemm.products.register import register
+from jaxgemm.products.transposes import read_through_all
+from jaxgemm.sharding.partition import vary_alike
+
+
+def grouped_gemm(
+    a: Iterable[ArrayLike],
+    b: Iterable[ArrayLike],
+    *,
+    precision: prec.Precision = None,
+    preferred_element_type: DTypeLike | None = None,
+    kernel: str = "auto",
+    **kernel_options: Any,
+) -> list[jax.Array]:
+    """``[x @ y for x, y in zip(a, b)]``, the products of one type, in as few launches as possible.
+
+    Args:
+        a: arrays of shapes (m_i, k_i), any number of them, each of a shape of its own.
+        b: as many arrays, of shapes (k_i, n_i). All arrays are promoted to one type, as jnp would add them up.
+        precision: as ``jnp.matmul`` takes it.
+        preferred_element_type: type of the results; by default that of the promoted operands.
+        kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel that has no form for many products
+            computes one after the other, as every kernel does in a program that XLA divides over several devices.
+        **kernel_options: options of a kernel by name, as for :func:`jaxgemm.gemm`.
+
+    Returns:
+        Arrays of shapes (m_i, n_i). Those of products with k = 0 are zeros.
+
+    Raises:
+        TypeError: an operand is no array of numbers or booleans.
+        ValueError: there are not as many of ``b`` as of ``a``, an array has not two axes, inner dimensions differ, or a
+            name is wrong.
+        UnsupportedError: a kernel asked for by name cannot run the products. Raised while the program is lowered.
+    """
+    given_a, given_b = list(a), list(b)
+    if len(given_a) != len(given_b):
+        raise ValueError(f"grouped_gemm: got {len(given_a)} arrays as a and {len(given_b)} as b")
+    check_kernel(kernel)
+    options = option_pairs(kernel, kernel_options, "grouped_gemm")
+    if not given_a:
+        return []
+    arrays, weak = promoted("grouped_gemm", [*given_a, *given_b])
+    xs, ys = _halves(arrays)
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        if x.ndim != 2 or y.ndim != 2:
+            raise ValueError(f"grouped_gemm: product {i} has operands of shapes {x.shape} and {y.shape}, not matrices")
+        if x.shape[1] != y.shape[0]:
+            raise ValueError(f"grouped_gemm: inner dimensions differ in product {i}, of shapes {x.shape} and {y.shape}")
+    out = xs[0].dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
+    results = _bind(
+        [vary_alike(x, y) for x, y in zip(xs, ys, strict=True)],
+        transposed=(False, False),
+        precision=prec.canonical(precision),
+        preferred_element_type=np.dtype(out),
+        kernel=kernel,
+        options=options,
+        strict=True,
+    )
+    return [weakly_typed(z) for z in results] if weak and preferred_element_type is None else results
+
+
+def _bind(pairs: Sequence[Sequence[Any]], **params: Any) -> list[jax.Array]:
+    """The products of these pairs of operands."""
+    if not pairs:
+        return []
+    xs, ys = zip(*pairs, strict=True)
+    return list(many_p.bind(*xs, *ys, **params))
+
+
+def _halves(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """All a, and all b."""
+    count = len(operands) // 2
+    return operands[:count], operands[count:]
+
+
+def _pairs(operands: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The operands of each product."""
+    return list(zip(*_halves(operands), strict=True))
+
+
+def _dims(transposed: tuple[bool, bool]) -> Any:
+    return ((0 if transposed[0] else 1,), (1 if transposed[1] else 0,)), ((), ())
+
+
+def _of_each(params: Params) -> Params:
+    """The parameters of one of the products as a dense one."""
+    own = {name: value for name, value in params.items() if name != "transposed"}
+    return own | {
+        "dimension_numbers": _dims(params["transposed"]),
+        "out_sharding": None,
+        "epilogue": Epilogue(),
+        "batch_invariant": False,
+    }
+
+
+def _abstract(*operands: Any, **params: Any) -> Any:
+    each = _of_each(params)
+    outs, effects = zip(*(dense.DENSE.abstract(x, y, **each) for x, y in _pairs(operands)), strict=True)
+    return list(outs), set().union(*effects)
+
+
+# --- Transformations ------------------------------------------------------------------------------------------
+
+#: The cotangent of a (side 0) or b (side 1), by which of the two is transposed: whether it is ct times the other
+#: operand or that times ct, and which of these is transposed.
+_COTANGENTS: dict[tuple[tuple[bool, bool], int], tuple[bool, tuple[bool, bool]]] = {
+    ((False, False), 0): (True, (False, True)),  # d = a b: da = ct b^T
+    ((False, False), 1): (False, (True, False)),  # db = a^T ct
+    ((False, True), 0): (True, (False, False)),  # d = a b^T: da = ct b
+    ((False, True), 1): (True, (True, False)),  # db = ct^T a
+    ((True, False), 0): (False, (False, True)),  # d = a^T b: da = b ct^T
+    ((True, False), 1): (False, (False, False)),  # db = a ct
+}
+
+
+def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], _: Any, params: Params) -> list[Any]:
+    ct_first, transposed = _COTANGENTS[params["transposed"], side]
+    both = [of_one_type(ct, known) for ct, known, _ in terms]
+    wanted = np.dtype(terms[0][2].aval.dtype)
+    derived = dict(params, transposed=transposed, preferred_element_type=wanted, strict=False)
+    return _bind([pair if ct_first else pair[::-1] for pair in both], **derived)
+
+
+def compose(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """The same, each a product by itself."""
+    return [_product(params, x, y) for x, y in _pairs(operands)]
+
+
+def _product(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+    out: jax.Array = dense.gemm_p.bind(*vary_alike(x, y), **_of_each(params))
+    return out
+
+
+def _batch(_: Any, args: Any, bdims: Any, params: Params) -> tuple[list[Any], list[int | None]]:
+    """What is mapped becomes an ordinary product each; the others stay together."""
+    pairs, axes = _pairs(args), _pairs(bdims)
+    kept = [i for i, axis in enumerate(axes) if axis == (None, None)]
+    outs = dict(zip(kept, _bind([pairs[i] for i in kept], **params), strict=True))
+    for i, (pair, axis) in enumerate(zip(pairs, axes, strict=True)):
+        if i not in outs:
+            outs[i] = jax.vmap(partial(_product, params), in_axes=axis)(*pair)
+    return [outs[i] for i in range(len(pairs))], [None if axis == (None, None) else 0 for axis in axes]
+
+
+# --- One device -----------------------------------------------------------------------------------------------
+
+
+def problems(operands: Sequence[Any], params: Params) -> list[Problem]:
+    """The problem of each product, for operands with shapes and types."""
+    ta, tb = params["transposed"]
+    out = np.dtype(params["preferred_element_type"]).name
+
+    def of(x: Any, y: Any) -> Problem:
+        (m, k), n = x.shape[::-1] if ta else x.shape, y.shape[0 if tb else 1]
+        a, b = (Matrix(t, max(v.shape[1], 1), (0, 0)) for t, v in ((ta, x), (tb, y)))
+        names = (np.dtype(x.dtype).name, np.dtype(y.dtype).name, out)
+        return Problem(m=m, n=n, k=k, batch=(1, 1), a=a, b=b, dtypes=names, epilogue=Epilogue())
+
+    return [of(x, y) for x, y in _pairs(operands)]
+
+
+def multiplied(of: Sequence[Problem]) -> list[int]:
+    """Which products have anything to multiply; the results of the others are zeros, or empty."""
+    return [i for i, p in enumerate(of) if p.m and p.n and p.k]
+
+
+def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
+    """The kernel that computes all products in as few launches as it can; no kernel where each is a product by itself.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name has such a form, which cannot run these.
+    """
+    return Decision(_decide(device_for(platform), operands, params))
+
+
+def _decide(device: Device, operands: Sequence[Any], params: Params) -> Choice:
+    kernel = params["kernel"]
+    if kernel == "xla":
+        return Choice(None, (), 0, "XLA's products were asked for by name", rule=rules.BY_NAME.name)
+    if symbolic.extents(operands):
+        return Choice(None, (), 0, "symbolic extents", rule=rules.SYMBOLIC.name)
+    every = problems(operands, params)
+    own = [every[i] for i in multiplied(every)]
+    by_name = kernel != "auto"
+    if len(own) < (1 if by_name else 2):
+        return Choice(None, (), 0, rules.MANY_FEW.says, rule=rules.MANY_FEW.name)
+    candidates = [find_kernel(kernel)] if by_name else [row for row in kernels() if row.platform == device.platform]
+    rows = [row for row in candidates if row.many]
+    if not rows:
+        has = f"kernel '{kernel}' has no" if by_name else f"no kernel for {device.platform} has a"
+        return Choice(None, (), 0, f"{has} form for many products", rule=rules.MANY_MISSING.name)
+    reasons = []
+    for row in rows:
+        found = _resolve(row, params, own, device)
+        if isinstance(found, Choice):
+            return found
+        reasons.append(found)
+    if by_name and params["strict"]:
+        raise UnsupportedError("; ".join(reasons))
+    return Choice(None, (), 0, "; ".join(reasons), rule=rules.UNFIT.name)
+
+
+def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device) -> Choice | str:
+    """The kernel for products that are not empty, or why it cannot run them."""
+    types = own[0].dtypes
+    if row.platform != device.platform:
+        return f"kernel '{row.name}' runs on {row.platform}, the program is for {device.platform}"
+    first = computed(row, own[0], params["precision"])
+    if isinstance(first, str):
+        return first
+    if any(name not in dtypes.ELEMENT_TYPES for name in types):
+        return f"kernel '{row.name}' has no product {types[0]} x {types[1]} -> {types[2]}"
+    config = configuration(row, params["options"])
+    attributes = wire.many_attributes(row.name, config, [first, *own[1:]])
+    reason: str
+    reason, workspace = ffi.check_many(attributes, list(types), device.arch)
+    if reason:
+        return reason
+    if workspace > MAX_WORKSPACE:
+        return f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
+    rule = rules.MANY_ONE_LAUNCH if params["kernel"] == "auto" else rules.BY_NAME
+    why = f"{rule.says}: {len(own)} products share launches"
+    return Choice(row, config, workspace, why, rule=rule.name, contender=row.name, arithmetic=first.arithmetic)
+
+
+def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> list[jax.Array]:
+    every, pairs = problems(operands, params), _pairs(operands)
+    own = multiplied(every)
+    xs, ys = zip(*(pairs[i] for i in own), strict=True)
+    found = dict(zip(own, call_list(decision.choice, [every[i] for i in own], [*xs, *ys]), strict=True))
+    out = params["preferred_element_type"]
+    return [found[i] if i in found else jnp.zeros((p.m, p.n), out) for i, p in enumerate(every)]
+
+
+def _read_through(orders: Sequence[Any], types: Sequence[Any], params: Params) -> tuple[list[bool], list[Any], Params]:
+    through, types, transposed = read_through_all(orders, types, params["transposed"])
+    return through, types, dict(params, transposed=transposed)
+
+
+def _describe(
+    avals: Sequence[Any], types: Sequence[Any], params: Params, decision: Decision, _: str, limits: Any
+) -> Iterator[report.Product]:
+    for problem, pair in zip(problems(types, params), _pairs(avals), strict=True):
+        how = f"one of {len(avals) // 2}" if problem.m and problem.n and problem.k else "zeros, without a launch"
+        by = replace(decision, problem=problem)
+        yield replace(report.of_problem(pair, params, by, Epilogue(), limits), many=how)
+
+
+def _describe_composed(
+    avals: Sequence[Any], _: Params, decision: Decision, products: Iterable[report.Product]
+) -> Iterator[report.Product]:
+    why = f"by itself: {decision.choice.why} ({decision.choice.rule})"
+    for pair, product in zip(_pairs(avals), products, strict=True):
+        yield replace(product, operands=report.operands_of(pair), many=why)
+
+
+LISTS = Kind(
+    name="jaxgemm_many",
+    several=True,
+    abstract=_abstract,
+    linear=Linear(
+        pairs=_pairs,
+        bind=lambda pairs, _, params: _bind(pairs, **params),
+        derived=lambda params: dict(params, strict=False),
+        cotangents=_cotangents,
+    ),
+    batch=_batch,
+    decide=decide,
+    launch=_launch,
+    compose=compose,
+    among_devices=left_to_xla,
+    refusal=None,
+    read_through=_read_through,
+    dimensions=lambda _avals, _params: (((), ()), ((), ())),
+    describe=_describe,
+    describe_composed=_describe_composed,
+)
+many_p = register(LISTS)

@@ -1,0 +1,169 @@
+"""Products of groups of rows, each with weights of its own.
+
+It has two forms. In "rows", each row of lhs is multiplied by its group's weights. In "sums", each group has a product
+of its own, in which its rows are contracted. Either is bilinear, and its derivatives are of these forms again, so that
+derivatives of every order exist.
+
+Operands are ``lhs, rhs, sizes, offset``; each may have one axis more, the first, which is a batch:
+
+=======  ==========  ===========================================  ============
+form     lhs         rhs                                          result
+=======  ==========  ===========================================  ============
+rows     (m, k)      (held, k, n), or (held, n, k) transposed     (m, n)
+sums     (m, k)      (m, n)                                       (held, k, n)
+=======  ==========  ===========================================  ============
+
+``sizes`` is (groups,) and ``offset`` (1,), the group of the first weight, both of type ``groups.SIZES``.
+
+Parameters, besides those of every kind:
+
+    form           a Form
+    out_sharding   as ``lax.dot_general`` has it, of the result; None where shardings are no types
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from jaxgemm import dtypes
+from jaxgemm._jax_private import mapped_mesh_axes
+from jaxgemm.choice.xla_times import together
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.problem import DimensionNumbers
+from jaxgemm.products import dense
+from jaxgemm.products.arguments import of_one_type
+from jaxgemm.products.kind import Decision, Kind, Linear, Params
+from jaxgemm.products.register import register
+from jaxgemm.products.report import Product
+from jaxgemm.ragged import by_xla, launch, partition, parts
+from jaxgemm.ragged.form import Form
+from jaxgemm.ragged.report import describe
+from jaxgemm.sharding.partition import Division
+
+
+def _abstract(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> Any:
+    form: Form = params["form"]
+    batches = form.batch([lhs, rhs, sizes, offset])
+    spec, matrix = partition.asked(params["out_sharding"], len(batches) + len(form.shape(lhs.shape, rhs.shape)))
+    # As dot_general's result of a matrix of each, so that it varies over mesh axes, and is sharded, as that is.
+    x, y = (partition.retyped(v, v.shape[-2:], v.sharding.spec[-2:]) for v in (lhs, rhs))
+    dims = ((0,), (0,)) if form.sums else ((1,), (1 if form.transposed else 0,))
+    each = dict(params, dimension_numbers=(dims, ((), ())), out_sharding=matrix)
+    out, effects = dense.DENSE.abstract(x, y, **each)
+    spec = spec or partition.inferred(out, [lhs, rhs, sizes, offset], form)
+    return partition.retyped(out, batches + form.shape(lhs.shape, rhs.shape), spec), effects
+
+
+# --- Transformations ------------------------------------------------------------------------------------------
+
+#: What a derivative's products do not promise, though the product did.
+_DERIVED = {"strict": False, "batch_invariant": False}
+
+
+def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence[Any], params: Params) -> list[Any]:
+    form: Form = params["form"]
+    ((ct, known, unknown),) = terms
+    where = operands[2:]
+    if form.sums:  # rows of lhs are those of rhs times the cotangent of their group's sum, and the other way round
+        x, y, derived = known, ct, Form(False, side == 0, form.held)
+    elif side == 0:
+        x, y, derived = ct, known, Form(False, not form.transposed, form.held)
+    else:
+        x, y = (ct, known) if form.transposed else (known, ct)
+        derived = Form(True, False, form.held)
+    if not parts.of((x, y), dict(params, form=derived)):
+        x, y = of_one_type(x, y)
+    wanted = np.dtype(unknown.aval.dtype)
+    shared = len(unknown.aval.shape) == form.ranks[side] and bool(derived.batch([x, y, *where]))
+    # One operand for all of a batch: its parts are added up before they are rounded.
+    kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
+    target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
+    bound = {"form": derived, "preferred_element_type": kept, "out_sharding": target}
+    out = grouped_p.bind(x, y, *where, **(params | _DERIVED | bound))
+    return [jnp.sum(out, axis=0).astype(wanted) if shared else out]
+
+
+def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, int]:
+    form: Form = params["form"]
+    params = dict(params, out_sharding=partition.batched(params["out_sharding"], mapped_mesh_axes(axis_data)))
+    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, bdims, strict=True)]
+    size = next(x.shape[0] for x, d in zip(moved, bdims, strict=True) if d is not None)
+    plain = [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in zip(moved, bdims, strict=True)]
+    inner = form.batch(plain)
+    if inner:  # both axes become one; what has one of them alone is repeated along the other
+        for i, (x, d, rank) in enumerate(zip(moved, bdims, form.ranks, strict=True)):
+            has_inner = plain[i].ndim > rank if d is None else len(plain[i].shape) > rank
+            if d is None and not has_inner:
+                continue
+            core = x.shape[x.ndim - rank :]
+            spread = x.reshape((size if d is not None else 1, inner[0] if has_inner else 1, *core))
+            moved[i] = jnp.broadcast_to(spread, (size, *inner, *core)).reshape((size * inner[0], *core))
+    out = grouped_p.bind(*moved, **params)
+    return (out.reshape((size, *inner, *out.shape[1:])) if inner else out), 0
+
+
+# --- One device -----------------------------------------------------------------------------------------------
+
+
+def _by_xla(platform: str, count: int, *operands: jax.Array, **params: Any) -> jax.Array:
+    form: Form = params["form"]
+    operands = (*of_one_type(operands[0], operands[1]), *operands[2:])
+    product = {name: params[name] for name in ("precision", "preferred_element_type")}
+    product |= {"platform": platform, "out_sharding": None, "parts": count}
+    if form.sums:
+        function = partial(by_xla.sums, held=form.held, **product)
+    else:
+        batch = count == 1 and _as_batch(operands, form)
+        function = partial(by_xla.rows, transposed=form.transposed, batch=batch, **product)
+    return by_xla.over_batch(function, list(operands), form.ranks)
+
+
+def _as_batch(operands: Sequence[jax.Array], form: Form) -> bool:
+    """Whether XLA computes a product of rows as one batch; where extents are symbols, it is not known."""
+    lhs, rhs = operands[:2]
+    extents = prod(form.batch(operands)), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
+    return all(isinstance(extent, int) for extent in extents) and together(*extents)
+
+
+def _dimensions(types: Sequence[Any], params: Params) -> DimensionNumbers:
+    batched = all(len(x.shape) > rank for x, rank in zip(types[:2], params["form"].ranks, strict=False))
+    return ((), ()), (((0,), (0,)) if batched else ((), ()))
+
+
+def _division(local: Any, _: str, types: Sequence[Any], params: Params, _decision: Decision, _count: int) -> Division:
+    return partition.division(local, types, **params)
+
+
+def _describe(
+    avals: Sequence[Any], _: Any, params: Params, decision: Decision, _platform: str, limits: Any
+) -> list[Product]:
+    return [describe(avals, params, limits, decision, Epilogue())]
+
+
+GROUPED = Kind(
+    name="jaxgemm_grouped",
+    abstract=_abstract,
+    linear=Linear(
+        pairs=lambda operands: [(operands[0], operands[1])],
+        bind=lambda pairs, operands, params: [grouped_p.bind(*pair, *operands[2:], **params) for pair in pairs],
+        derived=lambda params: params | _DERIVED,
+        cotangents=_cotangents,
+    ),
+    batch=_batch,
+    decide=launch.decide,
+    launch=launch.launch,
+    by_xla=_by_xla,
+    division=_division,
+    dimensions=_dimensions,
+    of_groups=True,
+    describe=_describe,
+)
+grouped_p: Primitive = register(GROUPED)

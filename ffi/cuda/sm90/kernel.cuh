@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
   const SharedLayout<E> shared(dynamic_shared);
   const int warp = uniform_warp();
   const bool sliced = E::kSlices && p.schedule.slices > 1;
-  const bool in_cluster = !E::kMany && p.schedule.cluster_shift > 0;
+  // Read where it is needed, as a first access to parameters holds a warp up.
+  const auto in_cluster = [&] { return !E::kMany && p.schedule.cluster_shift > 0; };
   // Barriers are ready. In a cluster a peer's copies and arrivals may reach this block as soon as the peer
   // runs, so all its blocks meet.
   const auto block_ready = [&] {
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
     wait_for_previous_kernel();
   };
   const auto ready = [&] {
-    if (in_cluster)
+    if (in_cluster())
       cluster_ready();
     else
       block_ready();
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
   }
   // Blocks that share loads may still write into this block's shared memory and arrive at its barriers. Where
   // they share K, nothing more comes once a block's warps have received what they wait for.
-  if (in_cluster && !sliced) cluster_meet();
+  if (in_cluster() && !sliced) cluster_meet();
 }
 
 }  // namespace jaxgemm::cuda::sm90

@@ -45,27 +45,44 @@ def child(kernel: str, suites: Sequence[str]) -> None:
 
     every = [(name, product) for name in suites for product in products(name)]
 
-    def is_ours(product: Timed) -> bool:
+    def lowered(product: Timed) -> Any:
+        """The program, or None where XLA computes it or the kernel refuses."""
+        function = product.function(kernel)
         try:
-            found = jaxgemm.explain(product.function(kernel), *product.operands).products
+            if kernel == "auto" and jaxgemm.explain(function, *product.operands).products[0].kernel == "xla":
+                return None
+            return jax.jit(function).lower(*product.operands)
         except jaxgemm.UnsupportedError:
-            return False
-        return found[0].kernel != "xla"
+            return None
 
-    ours = [[name, product.name] for name, product in every if is_ours(product)]
-    _say({"about": _about(jax.devices()[0]), "ours": ours, "all": [[name, x.name] for name, x in every]})
+    programs = {(name, x.name): lowered(x) for name, x in every}
+    _say(
+        {
+            "about": _about(jax.devices()[0]),
+            "ours": [key for key, program in programs.items() if program],
+            "all": list(programs),
+        }
+    )
     wanted = {tuple(key) for key in json.loads(sys.stdin.readline())}
     every = [(name, x) for name, x in every if (name, x.name) in wanted]
     runner = bench.on_default_device(repeats=16, budget_s=0.05)
+
+    def compiled(item: tuple[str, Timed]) -> Any:
+        name, product = item
+        program = programs[name, product.name]
+        if program is None and kernel == "auto":  # XLA's, which is the other build's
+            program = jax.jit(product.function(kernel)).lower(*product.operands)
+        return program and program.compile()
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = list(pool.map(lambda x: jax.jit(x[1].function(kernel)).lower(*x[1].operands).compile(), every))
+        ready = list(pool.map(compiled, every))
+    inputs = [[x.inputs(i) for i in range(min(8, sets_of_operands(runner, x.bytes)))] for _, x in every]
     _say("compiled")
     for line in sys.stdin:
         found = []
-        for (name, product), program in zip(every, compiled, strict=True):
-            if name == line.strip():
-                inputs = [product.inputs(i) for i in range(min(8, sets_of_operands(runner, product.bytes)))]
-                found.append((product.name, runner.times({"this": program}, inputs)["this"].us))
+        for (name, product), program, operands in zip(every, ready, inputs, strict=True):
+            if program and name == line.strip():
+                found.append((product.name, runner.times({"this": program}, operands)["this"].us))
         _say(found)
 
 
@@ -98,6 +115,9 @@ class Build:
         env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         command = [sys.executable, "-P", __file__, "--child", kernel, *suites]
         self._process = subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def begin(self) -> None:
+        """Wait until it has said what it computes."""
         said = self._answer()
         self.about: dict[str, Any] = said["about"]
         self.ours = {tuple(key) for key in said["ours"]}
@@ -146,7 +166,11 @@ def compare(builds: Sequence[Any], suites: Sequence[str], rounds: int) -> list[d
 
 def ratio(row: dict[str, Any]) -> float:
     """The old time over the new one; 1 where both are the same program."""
-    return float(row["old_us"] / row["new_us"]) if "old_us" in row else 1.0
+    return float(row["old_us"] / row["new_us"]) if _timed(row) else 1.0
+
+
+def _timed(row: dict[str, Any]) -> bool:
+    return "old_us" in row and "new_us" in row
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -154,7 +178,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = ["suite      products    mean  below 0.95  below 0.85   timed   their mean"]
     for suite in dict.fromkeys(row["suite"] for row in rows):
         ratios = [ratio(row) for row in rows if row["suite"] == suite]
-        timed = [ratio(row) for row in rows if row["suite"] == suite and "old_us" in row]
+        timed = [ratio(row) for row in rows if row["suite"] == suite and _timed(row)]
         low, lowest = sum(x < 0.95 for x in ratios), sum(x < 0.85 for x in ratios)
         counts = f"{len(ratios):8d} {_mean(ratios):7.3f} {low:11d} {lowest:11d} {len(timed):7d}"
         lines.append(f"{suite:10s} {counts} {_mean(timed):12.3f}")
@@ -181,6 +205,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     suites = given.suite or SUITES
     builds = [Build(folder, given.kernel, suites) for folder in (given.old, given.new)]
+    for build in builds:  # which prepare at the same time
+        build.begin()
     rows = compare(builds, suites, given.rounds)
     print("\n".join(summary(rows)))
     if given.output:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import gated_layers
@@ -19,8 +19,8 @@ import jaxgemm
 
 #: Numbers that operands are cut out of, which is quicker than drawing them.
 _POOL = 1 << 25
-#: The largest operands that are timed, in bytes: both builds' processes hold several sets of them.
-_MOST = 1.2e9
+#: The largest operands that are timed, in bytes: both builds' processes keep several sets of them.
+_MOST = 7e8
 #: By name: the shapes (m, n, k) of a list of products.
 LISTS = {
     "8 of 2048^3": ((2048, 2048, 2048),) * 8,
@@ -55,17 +55,24 @@ class Timed:
     def inputs(self, seed: int) -> tuple[jax.Array, ...]:
         """Operands on the device."""
         sizes = iter(self.sizes)
-        key = jax.random.key(seed)
+        integers = [jnp.issubdtype(x.dtype, jnp.integer) for x in self.operands]
         return tuple(
-            jnp.asarray(next(sizes)) if jnp.issubdtype(x.dtype, jnp.integer) else _cut(key, i, x.shape, x.dtype)
-            for i, x in enumerate(self.operands)
+            jnp.asarray(next(sizes)) if integer else _cut(x, 16384 * (seed + i))
+            for i, (x, integer) in enumerate(zip(self.operands, integers, strict=True))
         )
 
 
-@partial(jax.jit, static_argnums=(2, 3))
-def _cut(key: jax.Array, index: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    pool = jax.random.normal(jax.random.fold_in(key, index), (min(_POOL, math.prod(shape)),), dtype)
-    return jnp.resize(pool, shape)
+@cache
+def _pool(dtype: Any) -> np.ndarray:
+    numbers: np.ndarray = np.random.default_rng(0).standard_normal(_POOL, np.float32).astype(dtype)
+    return numbers
+
+
+def _cut(x: jax.ShapeDtypeStruct, offset: int) -> jax.Array:
+    count = math.prod(x.shape)
+    pool = _pool(x.dtype)[offset:]
+    found: jax.Array = jax.device_put((pool[:count] if count <= pool.size else np.resize(pool, count)).reshape(x.shape))
+    return found
 
 
 def products(suite: str) -> list[Timed]:

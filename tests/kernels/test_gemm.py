@@ -1,6 +1,7 @@
 """Every kernel of the table against float64: shapes, layouts, batches, scalings, epilogues, options."""
 
 import itertools
+from dataclasses import replace
 
 import cases
 import jax
@@ -113,6 +114,7 @@ def configurations(row, types, name, value, at_most=3):
     every = itertools.islice(itertools.product(*values), 500)
     view = plan((256, 128), (128, 256), (((1,), (0,)), ((), ())))
     problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, types[:3], Epilogue())
+    problem = replace(problem, arithmetic=row.arithmetics(types[:3])[0])
     good = [config for config in every if not check(row, config, problem, device_for(row.platform))[0]]
     step = max(len(good) // at_most, 1)
     return [dict(zip(row.options, config, strict=True)) for config in good[::step][:at_most]]

@@ -218,7 +218,7 @@ def test_launches(count, rng):
         a, b = operands(rng, [(8 + i, 24 + k % 8, k) for i in range(count)])
         arrays = on_device(a), on_device(b)
         found = kernels_of(program().lower(*arrays).compile(), *arrays)
-        assert sum("many_sm90" in name for name in found) == -(-count // IN_A_LAUNCH)
+        assert sum("gemm_sm90" in name for name in found) == -(-count // IN_A_LAUNCH)
         assert sum("repack" in name for name in found) == -(-copies // IN_A_COPY)
         assert len([name for name in found if "sm90" in name]) == len(found)
 

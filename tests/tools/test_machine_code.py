@@ -1,28 +1,17 @@
 """tests/machine_code.py: what it says of two codes, and of a library and itself."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
+import machine_code as script
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[1] / "machine_code.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("machine_code", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
-def code(script):
+def code():
     return script.Code(("LDC", "HGMMA.64x64x16.F32", "STG"), 168, 0)
 
 
-def test_the_same_code_differs_in_nothing(script, code):
+def test_the_same_code_differs_in_nothing(code):
     assert script.difference(code, replace(code)) == ""
 
 
@@ -35,11 +24,11 @@ def test_the_same_code_differs_in_nothing(script, code):
         ({"opcodes": ("LDC", "STG")}, "products 1 -> 0; 3 -> 2 instructions (-1 HGMMA.64x64x16.F32)"),
     ],
 )
-def test_what_differs_is_said(script, code, changed, said):
+def test_what_differs_is_said(code, changed, said):
     assert script.difference(code, replace(code, **changed)) == said
 
 
-def test_kernels_are_paired_by_name(script, code, monkeypatch, capsys):
+def test_kernels_are_paired_by_name(code, monkeypatch, capsys):
     def read(library, kernel, renames=()):
         assert kernel == "sm90"
         names = {"old.so": "gemm<1>", "new.so": "gemm<2>"}
@@ -59,7 +48,7 @@ def test_kernels_are_paired_by_name(script, code, monkeypatch, capsys):
         script.main(["old.so", "new.so", "--as", "nothing"])
 
 
-def test_a_library_is_as_it_is(script, compiled):
+def test_a_library_is_as_it_is(compiled):
     """Of one of its files, as reading all takes minutes."""
     few = [f for f in compiled if f.names[-1].startswith("mma_sync")]
     if not few:

@@ -90,6 +90,30 @@ __device__ __forceinline__ void clear_others(const typename E::Parameters& p, co
   }
 }
 
+// Whether this warpgroup has nothing to multiply in its unit. If so it does what is left to do.
+template <typename E, typename Unit, typename Issued>
+__device__ __forceinline__ bool passes(const typename E::Parameters& p, const SharedLayout<E>& shared,
+                                       const ClusterPlace& place, const Units<E>& units, const Unit& unit,
+                                       RingPosition<E::kStages>& ring, int row, int warpgroup, int warp,
+                                       Issued&& issued) {
+  if constexpr (E::kHasGroups) {
+    if (unit.k_blocks == 0) {
+      const Strip strip = units.strip(unit, row);
+      issued();
+      store_zeros<E>(p, shared, strip, warp);
+      return true;
+    }
+  }
+  if constexpr (!E::kPingPong && kCutsRows<E>) {
+    if (row >= rows_left<E>(unit)) {  // no row is this warpgroup's
+      pass_stages<E>(shared, place, ring, warpgroup, unit.k_blocks);
+      issued();
+      return true;
+    }
+  }
+  return false;
+}
+
 // Consumer warpgroup `warpgroup` of a block. `sliced`: the blocks of a cluster share K.
 template <typename E>
 __device__ __forceinline__ void consume(const typename E::Parameters& p, const SharedLayout<E>& shared,
@@ -115,20 +139,7 @@ __device__ __forceinline__ void consume(const typename E::Parameters& p, const S
       more = units.next();
       turns.issued(more);
     };
-    if constexpr (E::kHasGroups) {
-      if (unit.k_blocks == 0) {
-        issued();
-        store_zeros<E>(p, shared, units.strip(unit, row), warp);
-        continue;
-      }
-    }
-    if constexpr (!E::kPingPong && kCutsRows<E>) {
-      if (row >= rows_left<E>(unit)) {  // no row is this warpgroup's
-        pass_stages<E>(shared, place, ring, warpgroup, unit.k_blocks);
-        issued();
-        continue;
-      }
-    }
+    if (passes<E>(p, shared, place, units, unit, ring, row, warpgroup, warp, issued)) continue;
     const Strip strip = units.strip(unit, row + warp % 4 * 16);
     if (finishes) epilogue.prefetch(strip);
     if constexpr (!E::kPingPong) turns.wait(turn);

@@ -45,6 +45,41 @@ __device__ __forceinline__ void set_up(const typename E::Parameters& p, const Sh
   __syncwarp();
 }
 
+// The maps of D and C, which are needed last.
+template <typename E>
+__device__ __forceinline__ void prefetch_results(const typename E::Parameters& p) {
+  if constexpr (!E::kMany) {
+    if (by_copy_engine(p.out.path) && elect_one()) {
+      tma_prefetch_map(&p.d);
+      if constexpr (E::kHasAddend) {
+        if (brings_addend<E>(p)) tma_prefetch_map(&p.c);
+      }
+    }
+  }
+}
+
+// Warp `warp` of the producer warpgroup.
+template <typename E, typename Ready, typename BlockReady, typename ClusterReady>
+__device__ __forceinline__ void run_producer(const typename E::Parameters& p, const SharedLayout<E>& shared,
+                                             bool sliced, int warp, Ready&& ready, BlockReady&& block_ready,
+                                             ClusterReady&& cluster_ready) {
+  if (warp > 0) {
+    set_up<E>(p, shared, sliced, warp);
+    ready();
+    if (warp == 1) prefetch_results<E>(p);
+  }
+  if constexpr (E::kRealigns) {
+    if (warp == 0) {
+      ready();
+      produce_aligned<E>(p, shared);
+    } else if (warp == 1) {
+      produce_raw<E>(p, shared);
+    }
+  } else if (warp == 0) {
+    produce_units<E>(p, shared, sliced, ready, block_ready, cluster_ready);
+  }
+}
+
 template <typename E>
 __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
     gemm_sm90(const __grid_constant__ typename E::Parameters p) {
@@ -87,28 +122,7 @@ __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
     release_next_kernel();
   } else {
     give_registers<E::kProducerRegisters>();
-    if (warp == 0) {
-      if constexpr (E::kRealigns) {
-        ready();
-        produce_aligned<E>(p, shared);
-      } else {
-        produce_units<E>(p, shared, sliced, ready, block_ready, cluster_ready);
-      }
-    } else {
-      set_up<E>(p, shared, sliced, warp);
-      ready();
-      if constexpr (!E::kMany) {
-        if (warp == 1 && by_copy_engine(p.out.path) && elect_one()) {
-          tma_prefetch_map(&p.d);
-          if constexpr (E::kHasAddend) {
-            if (brings_addend<E>(p)) tma_prefetch_map(&p.c);
-          }
-        }
-      }
-      if constexpr (E::kRealigns) {
-        if (warp == 1) produce_raw<E>(p, shared);
-      }
-    }
+    run_producer<E>(p, shared, sliced, warp, ready, block_ready, cluster_ready);
   }
   // Blocks that share loads may still write into this block's shared memory and arrive at its barriers. Where
   // they share K, nothing more comes once a block's warps have received what they wait for.

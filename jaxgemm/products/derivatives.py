@@ -60,7 +60,7 @@ def jvp(primitive: Primitive, of: Linear, primals: Any, tangents: Any, **params:
         for i, term in zip(moving, of.bind(mixed, primals, derived) if mixed else [], strict=True):
             terms[i].append(term)
     terms[-1:] = [[*own, *of.addends(tangents, out, params)] for own, out in zip(terms[-1:], outs[-1:], strict=True)]
-    dots = [_sum(own, out) for own, out in zip(terms, outs, strict=True)]
+    dots = [total(own, out) for own, out in zip(terms, outs, strict=True)]
     return (outs, dots) if primitive.multiple_results else (outs[0], dots[0])
 
 
@@ -129,6 +129,6 @@ def _listed(primitive: Primitive, results: Any) -> list[jax.Array]:
     return list(results) if primitive.multiple_results else [results]
 
 
-def _sum(terms: Sequence[Any], out: jax.Array) -> Any:
+def total(terms: Sequence[Any], out: jax.Array) -> Any:
     """The tangent of ``out`` that these add up to; without any it is zero."""
     return reduce(ad.add_tangents, terms) if terms else ad.Zero(jax.typeof(out).to_tangent_aval())

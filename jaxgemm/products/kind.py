@@ -6,15 +6,16 @@ kernel, the same made of other products, how it is divided over devices, what it
 
 What all have in common is written once, for any kind:
 
-=====================  =============================================================================================
-products/register.py   creates JAX's primitive, defines its rules, and lowers it under one policy of devices
-products/derivatives.py  derivatives forward and backward, and Taylor mode, of products that are linear in each operand
-explain.py             what is decided for each product of a program
-override.py            what a kernel by name can compute
+======================  ============================================================================================
+register.py             creates JAX's primitive, defines its rules, and lowers it under one policy of devices
+derivatives.py          derivatives forward and backward, and Taylor mode, of products that are linear in each operand
+explain.py              what is decided for each product of a program
+override.py             what a kernel by name can compute
 checkpoint_policies.py  which products ``jax.checkpoint`` keeps
-=====================  =============================================================================================
+======================  ============================================================================================
 
-A kind's functions take operands, or their types, and the primitive's parameters. Those that all kinds have:
+A kind's functions take operands, or their types, and the primitive's parameters; those that are lowered take them as
+JAX hands them over, ``*operands, **params``. The parameters that all kinds have:
 
     precision, preferred_element_type   as ``lax.dot_general`` has them
     kernel                              "auto", "xla", or a name

@@ -9,7 +9,7 @@ derivatives of every order overlap as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products import dense
 from jaxgemm.products.arguments import canonical_dtype, check_kernel
+from jaxgemm.products.derivatives import total
 from jaxgemm.products.kind import Kind, Params
 from jaxgemm.products.register import register
 from jaxgemm.sharding.partition import vary_alike
@@ -217,21 +218,21 @@ def _scatter(*operands: jax.Array, **params: Any) -> jax.Array:
     def part(distance: int) -> jax.Array:
         """This device's part of the sum for the device so far ahead."""
         start = (me + distance) % size * rows
-        total = None
+        found = None
         for x, w in zip(operands[::2], operands[1::2], strict=True):
             chunk = x if size == 1 else lax.dynamic_slice_in_dim(x, start, rows, axis)
             product = _matmul(chunk, w, params)
-            total = product if total is None else total + product
-        assert total is not None
-        return total
+            found = product if found is None else found + product
+        assert found is not None
+        return found
 
     # The device's own part comes last: meanwhile the others' arrive. They are added up at once, and rounded once.
     arrived = [_shift(part(distance), -distance, params) for distance in range(1, size)]
     mine = part(0)
-    total = mine.astype(dtypes.accumulator(mine.dtype))
+    whole = mine.astype(dtypes.accumulator(mine.dtype))
     for x in arrived:
-        total = total + x.astype(total.dtype)
-    return total.astype(mine.dtype)
+        whole = whole + x.astype(whole.dtype)
+    return whole.astype(mine.dtype)
 
 
 # --- Rules ----------------------------------------------------------------------------------------------------
@@ -258,30 +259,19 @@ def _scatter_aval(*operands: Any, **params: Any) -> tuple[Any, Any]:
     return _resized(out, params, down=params["size"]), effects
 
 
-def _zero(primal: jax.Array) -> Any:
-    return ad.Zero(jax.typeof(primal).to_tangent_aval())
-
-
-def _add(terms: Sequence[Any]) -> Any:
-    total = terms[0]
-    for term in terms[1:]:
-        total = ad.add_tangents(total, term)
-    return total
-
-
 def _gather_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     x, w = primals
     dx, dw = tangents
     out, gathered = gather_p.bind(x, w, **params)
     derived = dict(params, strict=False)
-    dout, dgathered = [], _zero(gathered)
+    dout, dgathered = [], total([], gathered)
     if type(dx) is not ad.Zero:
         term, dgathered = gather_p.bind(dx, w, **derived)
         dout.append(term)
     if type(dw) is not ad.Zero:
         # One product of what is already here, and so one product for the gradient of w, rounded once.
         dout.append(_matmul(gathered, dw, derived))
-    return [out, gathered], [_add(dout) if dout else _zero(out), dgathered]
+    return [out, gathered], [total(dout, out), dgathered]
 
 
 def _scatter_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
@@ -292,7 +282,7 @@ def _scatter_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         terms += [] if type(dx) is ad.Zero else [dx, w]
         terms += [] if type(dw) is ad.Zero else [x, dw]
     if not terms:
-        return out, _zero(out)
+        return out, total([], out)
     # All terms in one exchange, so that the cotangent is sent once for all of them.
     return out, scatter_p.bind(*terms, **dict(params, strict=False))
 
@@ -325,7 +315,7 @@ def _gather_transpose(cts: Any, x: Any, w: Any, **params: Any) -> list[Any]:
     if type(ct_gathered) is not ad.Zero:
         name, axis = params["axis_name"], params["axis"]
         terms.append(lax.psum_scatter(ct_gathered, name, scatter_dimension=axis, tiled=True))
-    return [_add(terms) if terms else ad.Zero(x.aval), None]
+    return [reduce(ad.add_tangents, terms) if terms else ad.Zero(x.aval), None]
 
 
 def _scatter_transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:

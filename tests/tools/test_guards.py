@@ -113,7 +113,13 @@ def test_a_workspace_that_is_left(monkeypatch, write, rng):
     results = [jax.ShapeDtypeStruct((6, 8), jnp.float32), jax.ShapeDtypeStruct((size,), jnp.uint8)]
     ints = {name: np.array(x, np.int64) for name, x in {"a": [0, 5, 0, 0], "b": [0, 8, 0, 0], "config": []}.items()}
     ints["dims"] = np.array([6, 8, 5, 1, 1], np.int64)
-    rest = {"kernel": "host", "alpha": np.float64(1), "beta": np.float64(0), "activation": "none"}
+    rest = {
+        "kernel": "host",
+        "arithmetic": "plain",
+        "alpha": np.float64(1),
+        "beta": np.float64(0),
+        "activation": "none",
+    }
 
     def program(a, b):
         return jax.ffi.ffi_call(TARGET, results)(a, b, **ints, **rest, has_bias=np.bool_(False))[0]

@@ -32,7 +32,8 @@ class _WithProducts:
         if kind is None or kind.dimensions is None or (kind.of_groups and not self.groups):
             return self.policy(primitive, *args, **params)
         params = {"out_sharding": None} | params | {"dimension_numbers": kind.dimensions(args, params)}
-        return self.policy(lax.dot_general_p, *args[:2], **{name: params[name] for name in DOT_PARAMS})
+        operands = kind.linear.pairs(args)[0] if kind.linear else args[:2]
+        return self.policy(lax.dot_general_p, *operands, **{name: params[name] for name in DOT_PARAMS})
 
 
 def with_products(policy: Policy) -> Policy:

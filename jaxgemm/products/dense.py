@@ -202,8 +202,8 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
         except UnsupportedError as error:
             refusal = refusal or error
             continue
-        # What `auto` leaves to XLA is left whole.
-        if choice.kernel is not None or kernel == "auto":
+        # What is XLA's is left whole.
+        if choice.kernel is not None or kernel in ("auto", "xla"):
             return Decision(choice, problem, view)
     if choice is None:
         assert refusal is not None

@@ -71,7 +71,8 @@ def register(kind: Kind) -> Primitive:
     for platform in ("cuda", "cpu"):
         mlir.register_lowering(inner, partial(_lower, kind, platform), platform=platform)
     mlir.register_lowering(inner, partial(_lower, kind, "other"))
-    needs_devices_while_lowering(primitive)
+    if kind.decide:
+        needs_devices_while_lowering(primitive)
     return primitive
 
 

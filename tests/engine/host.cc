@@ -120,7 +120,7 @@ const char* many(const int64_t* shapes, int count, const int64_t* options, int64
   for (int i = 0; i < count; ++i) problems.push_back(problem_of(shapes + 6 * i, options));
   wrong = unsupported_many_sm90(problems);
   if (!wrong.empty()) return wrong.c_str();
-  const ManyPlan plan = plan_many(problems, choose_many(problems));
+  const ManyPlan plan = plan_many(problems);
   const TileConfig& t = kTiles[plan.config.tile];
   tile[0] = t.tile_m, tile[1] = t.tile_n, tile[2] = static_cast<int64_t>(plan.workspace);
   for (int i = 0; i < count; ++i) {

@@ -106,6 +106,14 @@ def test_cuda_without_such_a_device_is_an_h200():
     assert "floor" in str(naive())
 
 
+@pytest.mark.parametrize("kernel", ["auto", "xla"])
+def test_what_is_xlas_has_the_type_that_was_asked_for(kernel):
+    """Not that of its sums, in which a kernel that cannot finish a product writes it."""
+    types = shape(64, 32, dtype=jnp.bfloat16), shape(32, 16, dtype=jnp.bfloat16)
+    (product,) = jaxgemm.explain(*types, activation="relu", kernel=kernel, platform="cpu").products
+    assert product.decision.problem.dtypes == ("bfloat16",) * 3
+
+
 def test_the_epilogue_of_a_product_of_xlas():
     shapes = shape(8, 16), shape(16, 4), shape(4)
     plain = jaxgemm.explain(lambda a, b, _: jaxgemm.gemm(a, b), *shapes, platform="cpu")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
+from jax import export, lax
 from jax.experimental.jet import jet
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -261,6 +261,24 @@ def test_checkpoint_keeps_products(rng):
 
     assert count(jaxgemm.checkpoint_policies.dots_saveable) == 2
     assert count(jax.checkpoint_policies.nothing_saveable) == 3
+
+
+def test_policies_see_both_operands_of_a_product():
+    """Those of the first, as there is one primitive for all."""
+    seen = []
+
+    def policy(primitive, *args, **_):
+        if primitive is lax.dot_general_p:
+            seen.append([x.shape for x in args])
+        return False
+
+    a, b = operands(np.random.default_rng(0))
+    f = jax.checkpoint(
+        lambda *x: sum(z.sum() for z in jaxgemm.grouped_gemm(*x)),
+        policy=jaxgemm.checkpoint_policies.with_products(policy),
+    )
+    jax.make_jaxpr(jax.grad(f))(a, b)
+    assert [a[0].shape, b[0].shape] in seen
 
 
 @pytest.mark.parametrize("types", ["Auto", "Explicit"])

@@ -16,10 +16,11 @@ namespace jaxgemm::cuda::sm90 {
 template <typename E>
 class Addend {
   static constexpr int kCols = E::kStripColumns;
+  static_assert(E::kBuffers == 2);  // store_finished() fetches C of strip i + 1 into strip i - 1's
 
  public:
   __device__ static void init(uint32_t barriers) {
-    for (int i = 0; i < E::kConsumers * 4 * E::kBuffers; ++i) mbarrier_init(barriers + 8 * i, 1);
+    for (int i = 0; i < E::kAddendBarriers; ++i) mbarrier_init(barriers + 8 * i, 1);
   }
 
   __device__ Addend(const typename E::Parameters& p, uint32_t staging, uint32_t barriers)

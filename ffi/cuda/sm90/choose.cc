@@ -42,8 +42,7 @@ RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t
   return best;
 }
 
-// Whether K may be split into partial results. The kernel that adds them counts groups of 4 results in 31
-// bits.
+// Whether K may be split into partial results. The kernel that adds them counts results in fours, in 31 bits.
 bool splittable(const GemmProblem& p, const Shape& s) {
   return !p.gated && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
 }
@@ -141,10 +140,7 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
   return fixed(p, "cluster_n") ? fixed(p, "cluster_n") == n : ceil_div(s.n, t.result_n()) >= n;
 }
 
-}  // namespace
-
-std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& machine) {
-  if (p.grouped()) return rank_grouped(p, machine);
+std::vector<RankedConfig> rank_dense(const GemmProblem& p, const Machine& machine) {
   std::vector<RankedConfig> ranked;
   for (const bool swap : {false, true}) {
     if (!options_allow(p, {.swap = swap}, {Scope::kOrientation})) continue;
@@ -162,6 +158,13 @@ std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& mach
       }
     }
   }
+  return ranked;
+}
+
+}  // namespace
+
+std::vector<RankedConfig> rank_configs(const GemmProblem& p, const Machine& machine) {
+  std::vector<RankedConfig> ranked = p.grouped() ? rank_grouped(p, machine) : rank_dense(p, machine);
   std::stable_sort(ranked.begin(), ranked.end(),
                    [](const RankedConfig& x, const RankedConfig& y) { return x.cost.total < y.cost.total; });
   return ranked;

@@ -127,8 +127,6 @@ std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& mach
   std::vector<RankedConfig> ranked;
   if (!fixed_tile) ranked = rank_tiles(p, machine, false);
   if (ranked.empty()) ranked = rank_tiles(p, machine, true);
-  std::stable_sort(ranked.begin(), ranked.end(),
-                   [](const RankedConfig& x, const RankedConfig& y) { return x.cost.total < y.cost.total; });
   return ranked;
 }
 

@@ -1,4 +1,4 @@
-// The same as choose.h for grouped products.
+// The configurations that can run a grouped product.
 #pragma once
 
 #include <string>
@@ -7,6 +7,7 @@
 
 namespace jaxgemm::cuda::sm90 {
 
+// In no order.
 std::vector<RankedConfig> rank_grouped(const GemmProblem& problem, const Machine& machine);
 
 // Why the engine cannot run a grouped product, or an empty string.

@@ -1,5 +1,6 @@
 // The tile configurations that the Hopper engine is compiled for, in one table: the launcher dispatches over
-// it and the cost model chooses from it. Then how one launch runs. Host code only.
+// it and the cost model chooses from it. Then how one launch runs. Needs no CUDA; kernels use
+// what of it is known when they are compiled.
 #pragma once
 
 #include <cstdint>
@@ -102,8 +103,8 @@ struct TileConfig {
     return blocks == 1 ? kStagingBytes / kStagingBuffers * staging_buffers
                        : staging_buffers * 16 * strip_columns() * 2;
   }
-  // Rows of tokens in a box: a group's last tile loads as many boxes as it has tokens for, and multiplies
-  // half of the tile where one of two is enough.
+  // Rows of tokens in a box. A group's last tile loads as many boxes as hold tokens; what it multiplies,
+  // token_forms() says.
   constexpr int token_box(int sharers) const {
     const int each = (tokens == Axis::kRows ? result_m() : result_n()) / sharers;
     return each < 64 ? each : 64;

@@ -11,7 +11,8 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Whether units say how many rows of a tile have results, and how many.
+// Whether a tile may have fewer rows than it has room for, as its unit says; and how many there are from its
+// first on.
 template <typename E>
 constexpr bool kCutsRows = E::kMany || E::kTokens == Axis::kRows;
 template <typename E, typename Unit>
@@ -22,8 +23,8 @@ __device__ __forceinline__ int rows_left(const Unit& unit) {
     return unit.end - unit.row;
 }
 
-// The part of a tile that holds results, which is all that is multiplied: calls run.operator()<columns,
-// blocks of 64 rows>().
+// Calls run.operator()<columns, blocks of 64 rows>() with the part of a tile that is multiplied: what holds
+// results, where the tile has a form for it.
 template <typename E, typename Unit, typename Run>
 __device__ __forceinline__ void with_form(const typename E::Parameters& p, const Unit& unit, Run&& run) {
   if constexpr (E::kMany && E::kBlocksM > 1) {
@@ -68,18 +69,19 @@ struct Turns {
     if (E::kPingPong ? turn > 0 : staggers() && warpgroup > 0)
       sync<NamedBarrier::kTurn>(warpgroup, kTwoWarpgroups);
   }
-  // All products of this one's first stage have been issued.
+  // All wgmmas of this warpgroup's first stage have been issued.
   __device__ __forceinline__ void started() const {
     if (staggers() && warpgroup + 1 < E::kConsumers)
       arrive<NamedBarrier::kTurn>(warpgroup + 1, kTwoWarpgroups);
   }
-  // All products of this one's unit have been issued, and there are `more`.
+  // All wgmmas of this warpgroup's unit have been issued, and the block has `more` units.
   __device__ __forceinline__ void issued(bool more) const {
     if (E::kPingPong && more) arrive<NamedBarrier::kTurn>(1 - warpgroup, kTwoWarpgroups);
   }
 };
 
-// Clears what a stage holds of others' elements, where infinity times zero would be no zero.
+// Clears what a stage holds of x's other rows (every eighth row) or of other groups' tokens (sums): infinity
+// times zero is no zero.
 template <typename E, typename Unit>
 __device__ __forceinline__ void clear_others(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                              const Unit& unit, int block, int stage, int row, int warpgroup) {
@@ -90,7 +92,8 @@ __device__ __forceinline__ void clear_others(const typename E::Parameters& p, co
   }
 }
 
-// Whether this warpgroup has nothing to multiply in its unit. If so it does what is left to do.
+// Whether this warpgroup multiplies nothing of its unit. Then it is done with the unit: it has stored zeros,
+// or released the stages of a tile that ends before its rows.
 template <typename E, typename Unit, typename Issued>
 __device__ __forceinline__ bool passes(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                        const ClusterPlace& place, const Units<E>& units, const Unit& unit,

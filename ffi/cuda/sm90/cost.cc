@@ -309,8 +309,8 @@ double memory_time(const Case& x, const Machine& machine) {
   return (read + read_again(x) + added + result * traffic) / rate;
 }
 
-// How often lines of L2 are loaded again, one after the other: a line lies in one slice of L2, which gives it
-// to one block or cluster at a time, and as often again where the line holds several rows.
+// How often lines of L2 are loaded again, one load after the other: the part of L2 that holds a line gives it
+// to one block or cluster at a time. A line that holds several rows is loaded as often again for each.
 double line_reloads(const Case& x) {
   return x.a.straddling() * x.a.rows_in_line() * (x.c.swap ? x.u.rows : x.u.columns) +
          x.b.straddling() * x.b.rows_in_line() * (x.c.swap ? x.u.columns : x.u.rows);

@@ -12,7 +12,7 @@ struct Cost {
   double launch;     // of the product's kernel, and until its first bytes arrive
   double main_loop;  // steps of k, in waves of tiles
   double epilogue;   // what is not hidden under other tiles' main loops
-  double memory;     // what device memory takes longer than main loops and epilogues
+  double memory;     // what device memory takes longer than these, and lines of L2 that are loaded again
   double split;      // the second kernel of a split K, and the partial results
   double copies;     // of unaligned operands
   double total;

@@ -109,7 +109,7 @@ class Elements {
                     : convert<float>(static_cast<const In*>(from)[index]);
   }
 
-  // The address of an element in shared memory. The number of a group of 8 columns is XORed with the row's
+  // The address of an element in shared memory. The number of 8 neighbouring columns is XORed with the row's
   // number, so that the pairs that a warp stores at a time lie in different banks.
   __device__ __forceinline__ uint32_t at(int row, int col) const {
     return staging_ + 4 * (row * kCols + (col ^ (8 * row & (kCols - 8))));

@@ -53,6 +53,7 @@ struct Engine {
   static constexpr int kAccumulators = kTileN / 2;      // of a thread, for each block of 64 rows
   static_assert(kWarpgroupRows % 64 == 0 && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(!kPingPong || kConsumers == 2);
+  static_assert(kConsumers <= 3);  // NamedBarrier has places for so many
   static_assert(has_majors(kConfig, kMajorX, kMajorY) && !(kEveryEighth && kConfig.gated != Axis::kNone));
 
   // Registers of a thread. A launch gives all threads as many; warpgroups then hand registers over by role.

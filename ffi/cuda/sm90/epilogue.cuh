@@ -137,7 +137,7 @@ class EpilogueWarp {
       float x[kValues];
 #pragma unroll
       for (int e = 0; e < kValues; ++e) x[e] = acc.value[i / kAcross][first_value<E>(i % kAcross) + e];
-      // The two buffers take turns. Where strips have been left out the turns are broken, so wait for both.
+      // Buffers take turns. Where strips have been left out the turns are broken, so wait for all of them.
       if (lane_ == 0) {
         if (i == 0 || (i % kAcross == 0 && cols <= strip_column<E>(kAcross - 1)))
           tma_store_wait_read<0>();
@@ -182,7 +182,8 @@ class EpilogueWarp {
     }
   }
 
-  // StorePath::kTmaFinished and kByWarpFinished, and kRows where it has no code of its own.
+  // StorePath::kTmaFinished and kByWarpFinished, and kByWarp where that has no code of its own
+  // (kHasPlainRows).
   template <bool kSwap>
   __device__ __forceinline__ void store_finished(const Accumulators<E>& acc, const Strip& first) {
     // A copy: indexing the member at run time would put *this into local memory.
@@ -339,8 +340,8 @@ class EpilogueWarp {
   __device__ __forceinline__ bool cut(const Strip& s) const {
     return kTransposed ? cols_left(s) < kCols : rows_left(s) < 16;
   }
-  // Stores such a strip from its buffer, a vector of 8 results at a time. The copy engine counts an empty
-  // group of stores, so that buffers keep taking turns.
+  // Stores such a strip from its buffer, a vector of 8 results at a time. The copy engine counts a commit of
+  // no stores too, so that buffers keep taking turns.
   template <bool kTransposed>
   __device__ __forceinline__ void copy_cut(uint32_t buffer, const Strip& s) const {
     constexpr int kAcrossD = kTransposed ? 16 : kCols, kVectors = kAcrossD / 8;  // of a staged row

@@ -10,15 +10,20 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-// Tiles of tokens that are walked together at most: their number times that of columns is counted in 32 bits.
-constexpr int kMostTogether = 1024;
-
 // Columns of clusters along the weights.
 int64_t weight_columns(const Plan& plan) {
   const Config& c = plan.config;
   const TileConfig& t = kTiles[c.tile];
   return t.tokens == Axis::kRows ? ceil_div(ceil_div(plan.y().rows, t.result_n()), c.cluster_n)
                                  : ceil_div(ceil_div(plan.x().rows, t.result_m()), c.cluster_m);
+}
+
+// The engine's rows of tiles that are walked together. The kernel counts the tiles of so many rows in 32
+// bits, and a group may have all tokens.
+int64_t walk_height(const Plan& plan, const GemmProblem& p) {
+  const TileConfig& t = kTiles[plan.config.tile];
+  const int64_t columns = t.tokens == Axis::kColumns ? ceil_div(p.m, t.result_n()) : weight_columns(plan);
+  return std::clamp<int64_t>(INT32_MAX / std::max<int64_t>(1, columns), 1, plan.config.walk_height);
 }
 
 }  // namespace
@@ -33,7 +38,7 @@ GroupTable group_table(const Plan& plan, const GemmProblem& p, const GemmBuffers
           .batches = static_cast<uint32_t>(p.batch[0]),
           .rows = static_cast<uint32_t>(sums ? p.k : p.m),
           .columns = static_cast<uint32_t>(weight_columns(plan)),
-          .walk_height = static_cast<uint32_t>(std::min(plan.config.walk_height, kMostTogether)),
+          .walk_height = static_cast<uint32_t>(walk_height(plan, p)),
           .k_blocks = static_cast<uint32_t>(ceil_div(p.k, kTileK))};
 }
 

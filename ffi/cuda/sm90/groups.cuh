@@ -2,8 +2,8 @@
 //
 // Each warp finds its block's units itself, from the sizes in memory: 32 groups at a time, one a lane, by
 // sums over lanes. A block's units only move forward, so a warp looks at each size once. Nothing else is
-// needed: no pass before the product, no workspace, and no room in shared memory that would limit the number
-// of groups.
+// needed: no kernel before the product, no workspace, and no room in shared memory that would limit the
+// number of groups.
 //
 // Sizes below 0 count as 0, and what they sum to beyond a batch's tokens is cut off. Tokens that remain are a
 // group more, which has no weights: its results are zeros, as are those of groups whose weights are not held.
@@ -13,8 +13,8 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Where 32 groups begin and end, one a lane. Groups of all batches are counted through, each batch's with the
-// tokens that are left as the last, and so are tokens.
+// Where 32 groups begin and end, one a lane. Groups are numbered through all batches, and so are tokens. Each
+// batch has one entry more, its last: the tokens that its groups leave over.
 class GroupWindow {
  public:
   __device__ __forceinline__ explicit GroupWindow(const GroupTable& table) : table_(table) { load(); }
@@ -85,10 +85,10 @@ __device__ __forceinline__ WalkedTile walked_tile(uint32_t index, uint32_t rows,
 // A tile of tokens of one group, and of its weights' columns.
 struct TokenUnit {
   int batch, group;  // the group among those that are held
-  int row, end;      // the tile's first token, and the group's end, in the batch
-  int tile;          // of the result along the weights
+  int row, end;      // the tile's first token, wherever tokens lie, and the group's end, in the batch
+  int tile;          // its number along the weights' columns
   int k_blocks;      // 0 where results are zeros
-  bool alone;        // no other tile has the same weights
+  bool alone;        // the group has one tile of tokens, so that no other reads these weights
 };
 
 // The units of a block that multiply tokens by weights. Groups follow each other; the tiles of one are walked
@@ -105,7 +105,7 @@ class TokenUnits {
     count_tiles(0);
   }
 
-  // Moves to unit `index_`, or a later call's; false where there is none.
+  // Moves to the block's unit `index_`, in this window of groups or a later one; false where no unit is left.
   __device__ __forceinline__ bool find() {
     for (;;) {
       const uint32_t found = __ballot_sync(0xffffffffu, index_ < tiles_end_ * p_.groups.columns);
@@ -128,7 +128,7 @@ class TokenUnits {
   __device__ __forceinline__ StageStart start(Loads& loads, const TokenUnit& unit) const {
     const int x_batch = unit.batch * p_.batch.x_outer, y_batch = unit.batch * p_.batch.y_outer;
     const int weights = unit.tile * kTileWeights;
-    // Tiles of a group that has several in a row read the same weights at about the same time.
+    // Where a group has several tiles of tokens, these read the same weights at about the same time.
     const L2Policy policy = unit.alone ? L2Policy::kStreamed : L2Policy::kNormal;
     if constexpr (kOnRows) {
       return {loads.x.start(unit.row, unit.end - unit.row, x_batch) +

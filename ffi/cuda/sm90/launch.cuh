@@ -25,7 +25,7 @@ Status launch_engine(const typename E::Parameters& params, const Launch& launch)
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
   }
-  if (launch.after_repack) {
+  if (launch.overlaps) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -6,8 +6,9 @@
 namespace jaxgemm::cuda::sm90 {
 
 struct Launch {
-  bool prepare = false;       // set the kernel's attributes on the current device instead of launching it
-  bool after_repack = false;  // may start while the copying kernel still runs
+  bool prepare = false;  // set the kernel's attributes on the current device instead of launching it
+  bool overlaps =
+      false;  // may start while the kernel before it runs: one that copies, or a launch of the same call
   int tile = 0;
   int cluster = 1;
   dim3 blocks;

@@ -96,8 +96,8 @@ class TmaOperand {
   L2Policy policy_ = L2Policy::kNormal;
 };
 
-// Loads tokens of one group, which are K-major, in boxes of so many tokens that a group's last tile need not
-// load all of the next group's that would fill it. Of many products it loads the rows of one.
+// Loads K-major rows in boxes of up to 64, and only boxes that hold some of the tile's: tokens of one group,
+// or rows of one of many products.
 template <int kLines, bool kMulticast, int kStageBytes>
 class TokenOperand {
  public:

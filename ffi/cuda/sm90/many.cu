@@ -1,6 +1,6 @@
 // The launches of many products.
 #include <algorithm>
-#include <string>
+#include <vector>
 
 #include "../chip.h"
 #include "launch.h"
@@ -56,7 +56,7 @@ using namespace sm90;
 
 Status prepare_many_sm90(std::span<const GemmProblem> problems, int) {
   if (Status status = load_tensor_map_encoder(); !status.ok()) return status;
-  const ManyPlan plan = plan_many(problems, choose_many(problems));
+  const ManyPlan plan = plan_many(problems);
   Launch launch;
   launch.prepare = true;
   launch.tile = plan.config.tile;
@@ -66,7 +66,7 @@ Status prepare_many_sm90(std::span<const GemmProblem> problems, int) {
 
 Status launch_many_sm90(std::span<const GemmProblem> problems, std::span<const GemmBuffers> buffers,
                         const Executor& executor) {
-  const ManyPlan plan = plan_many(problems, choose_many(problems));
+  const ManyPlan plan = plan_many(problems);
   std::vector<RepackOperand> copies;
   for (size_t i = 0; i < problems.size(); ++i) {
     for (const RepackOperand& copy : repacks_of(plan.products[i], problems[i], buffers[i]))
@@ -82,7 +82,7 @@ Status launch_many_sm90(std::span<const GemmProblem> problems, std::span<const G
     if (Status status = make_params(plan, order, problems, buffers, &params); !status.ok()) return status;
     const uint32_t blocks =
         std::min(params.schedule.units, static_cast<uint32_t>(multiprocessors(executor.device)));
-    const Launch launch{.after_repack = !copies.empty() || i > 0,
+    const Launch launch{.overlaps = !copies.empty() || i > 0,
                         .tile = plan.config.tile,
                         .blocks = dim3(blocks),
                         .stream = executor.stream};

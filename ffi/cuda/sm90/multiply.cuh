@@ -30,8 +30,8 @@ class StageRelease {
   uint32_t barrier_ = 0, held_ = 0;
 };
 
-// Releases the next `count` stages, of which this warpgroup has nothing to multiply. Its first warp does that
-// alone: no product keeps the others in step with it, and one that still writes results of the tile before
+// Releases the next `count` stages, of which this warpgroup multiplies nothing. Its first warp does that
+// alone: no wgmma keeps the others in step with it, and one that still writes results of the tile before
 // would find barriers that have moved on by two phases, which look as if they had not moved.
 template <typename E>
 __device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const ClusterPlace& place,

@@ -77,7 +77,8 @@ inline bool options_allow(const GemmProblem& p, const Config& config, std::initi
   return true;
 }
 
-// Whether they allow a launch of groups or of many products, of which these options are what they are there.
+// The same for a launch of groups or of many products, where split_k, grid and reduction have Config's
+// defaults.
 inline bool launch_allowed(const GemmProblem& p, const Config& config) {
   return options_allow(p, config, {Scope::kTile, Scope::kOrientation, Scope::kLaunch});
 }
@@ -89,9 +90,9 @@ inline std::vector<int64_t> options_of(const Config& config) {
   return values;
 }
 
-// The rows of clusters that are walked together, 0 where the problem leaves that open. A kernel counts so
-// many.
+// The most rows of clusters that a kernel counts in a swath.
 constexpr int64_t kMaxWalkHeight = 1 << 20;
+// What the problem fixes walk_height to, at most that; 0 where it leaves it open.
 inline int fixed_walk_height(const GemmProblem& p) {
   return static_cast<int>(std::min(fixed(p, "walk_height"), kMaxWalkHeight));
 }

@@ -1,7 +1,6 @@
 // The parameters of one launch: a head that every kernel has, and parts that its tile's traits ask for.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "../chip.h"
@@ -71,14 +70,15 @@ struct UpMap {
   CUtensorMap up;
 };
 
-// Groups of a grouped product. A batch has `rows` tokens, and a group of the first `count` sizes after the
-// other has them. `held` groups from *offset on have weights, or where tokens are summed over a result.
+// Groups of a grouped product. Each batch has `rows` tokens: the first sizes[0] are group 0's, the next
+// sizes[1] group 1's, and so on for `count` groups. The `held` groups from *offset on have weights or, where
+// tokens are summed over, a result.
 struct GroupTable {
   const int32_t *sizes, *offset;
   uint32_t count, stride;  // of sizes; from one batch's to the next one's, 0: all batches have the same
   uint32_t held, batches, rows;
-  // Of products that multiply tokens by weights: clusters along the weights' columns, tiles of tokens that
-  // are walked together, and steps of k.
+  // Of products that multiply tokens by weights: clusters along the weights' columns, the engine's rows of
+  // tiles that are walked together, and steps of k.
   uint32_t columns, walk_height, k_blocks;
 };
 struct GroupPart {

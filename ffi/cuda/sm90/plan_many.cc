@@ -58,14 +58,13 @@ int choose_many(std::span<const GemmProblem> problems) {
   return best;
 }
 
-ManyPlan plan_many(std::span<const GemmProblem> problems, int tile) {
+ManyPlan plan_many(std::span<const GemmProblem> problems) {
   ManyPlan plan;
-  plan.config.tile = tile;
+  plan.config.tile = choose_many(problems);
   if (const int height = fixed_walk_height(problems[0])) plan.config.walk_height = height;
   plan.products.reserve(problems.size());
   for (const GemmProblem& p : problems) {
     Plan& product = plan.products.emplace_back();
-    product.found = true;
     product.config = plan.config;
     plan_operands(p, false, false, &product, &plan.workspace);
   }
@@ -99,8 +98,6 @@ std::string unsupported_many_sm90(std::span<const GemmProblem> problems) {
   return {};
 }
 
-size_t workspace_many_sm90(std::span<const GemmProblem> problems) {
-  return plan_many(problems, choose_many(problems)).workspace;
-}
+size_t workspace_many_sm90(std::span<const GemmProblem> problems) { return plan_many(problems).workspace; }
 
 }  // namespace jaxgemm::cuda

@@ -20,8 +20,7 @@ struct ManyPlan {
 // The tile that should take the least time of those that the options allow, or -1 where they allow none.
 int choose_many(std::span<const GemmProblem> problems);
 
-// `tile`: what choose_many gave.
-ManyPlan plan_many(std::span<const GemmProblem> problems, int tile);
+ManyPlan plan_many(std::span<const GemmProblem> problems);
 
 // Tiles of a product.
 constexpr int64_t tiles_of(const GemmProblem& p, const TileConfig& t) {

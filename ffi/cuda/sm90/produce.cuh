@@ -17,10 +17,9 @@ template <typename E, Sharing kSharing>
 struct Loads {
   static constexpr bool kShareX = kSharing == Sharing::kX || kSharing == Sharing::kBoth;
   static constexpr bool kShareY = kSharing == Sharing::kY || kSharing == Sharing::kBoth;
-  // Boxes of tokens, and of what is K-major of many products, have as many rows whatever a tile has left.
+  // Operands that come in boxes of a fixed number of rows: tokens, and K-major operands of many products.
   static constexpr bool kBoxesX = E::kTokens == Axis::kRows || (E::kMany && E::kX == Major::kK);
   static constexpr bool kBoxesY = E::kTokens == Axis::kColumns || (E::kMany && E::kY == Major::kK);
-  // L2 is told how to treat weights.
   using X =
       std::conditional_t<kBoxesX, TokenOperand<E::kLoadedX, kShareX, E::kBytesX>,
                          std::conditional_t<E::kEveryEighth, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
@@ -123,6 +122,8 @@ class RingFill {
 
 // The loading warp's part of a block. Where the first load goes is computed before the barriers are `ready`.
 // All lanes compute it, so that the results lie in uniform registers, where the copy instruction needs them.
+// So sizes and offsets of groups are read before wait_for_previous_kernel(): a kernel that this one overlaps
+// must not write them, nor start before the one that did (Launch::overlaps).
 template <typename E, typename Units, Sharing kSharing, typename Ready>
 __device__ __forceinline__ void produce(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                         Ready&& ready) {

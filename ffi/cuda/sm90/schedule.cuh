@@ -67,7 +67,7 @@ TileSchedule make_schedule(const Plan& plan, const GemmProblem& problem, int mul
 // The grid that walks it: blocks along x, y and z.
 std::array<uint32_t, 3> grid_of(const TileSchedule& schedule, const Plan& plan);
 
-// One tile of a block.
+// A block's part of a unit: one tile, over one piece of k.
 struct Unit {
   int row, col;  // in tiles
   int split, batch;

@@ -124,7 +124,7 @@ Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Execu
       !status.ok())
     return status;
   const auto [blocks_x, blocks_y, blocks_z] = grid_of(params.schedule, plan);
-  const Launch launch{.after_repack = operands.repacked,
+  const Launch launch{.overlaps = operands.repacked,
                       .tile = plan.config.tile,
                       .cluster = plan.config.cluster(),
                       .blocks = dim3(blocks_x, blocks_y, blocks_z),

@@ -14,7 +14,7 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// What the stages of a unit begin with: their bytes, and the first k.
+// Of a unit's loads: the bytes that each stage gets, and the first k.
 struct StageStart {
   uint32_t bytes;
   int k;

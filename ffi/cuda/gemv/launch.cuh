@@ -1,5 +1,4 @@
-// From a plan to a launch. Each source file that includes this instantiates one operand type, so that they
-// compile side by side.
+// From a plan to a launch. Each source file that includes this instantiates one operand type.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@ shapes. It is compiled once and run on two sets of numbers, each twice. Wrong ar
 - any error but UnsupportedError, which is counted as a refusal.
 
     python tests/fuzz.py 600 1                      ten minutes
-    python tests/fuzz.py 600 1 --load               beside another stream's products (tests/fuzz_load.py)
+    python tests/fuzz.py 600 1 --load               beside another stream's products (support/fuzz_load.py)
     python tests/fuzz.py 600 1 --kernel sm90        one kernel's products; may be repeated
     python tests/fuzz.py 600 1 --groups             products of groups, and lists of products, alone
     python tests/fuzz.py 600 1 --only 57            product 57 of that seed; may be repeated

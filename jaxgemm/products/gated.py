@@ -54,8 +54,8 @@ def gated_gemm(
         w_up: shape (k, n).
         activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
         out_dtype: type of the result; by default that of the promoted operands. Sums, the activation and the
-            multiplication are in the accumulator's type, rounded once; but products that XLA computes, or that several
-            devices do, are rounded to the result's type first, as in jnp.
+            multiplication are in the accumulator's type, rounded once; but products that XLA computes, or that are
+            divided over several devices, are rounded to the result's type first, as in jnp.
         precision: of both products, as for :func:`jaxgemm.gemm`.
         kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a gated form computes the
             two products, and jnp the rest.

@@ -21,8 +21,7 @@ from jax.typing import DTypeLike
 from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm.flax import _shared
-from jaxgemm.ragged.api import ragged_dot
-from jaxgemm.ragged.gated import ragged_gated
+from jaxgemm.ragged.api import ragged_dot, ragged_gated
 
 Initializer = Callable[..., Any]
 

@@ -23,7 +23,8 @@ Parameters, besides those of every kind:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -34,15 +35,21 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from jaxgemm import dtypes
+from jaxgemm import precision as prec
 from jaxgemm._jax_private import mapped_mesh_axes
-from jaxgemm.choice.xla_times import together
-from jaxgemm.problem import DimensionNumbers
-from jaxgemm.products import dense
+from jaxgemm.choice import rules
+from jaxgemm.choice.grouped import Beside, choose
+from jaxgemm.choice.select import Choice
+from jaxgemm.choice.xla_times import dense_microseconds, together
+from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
+from jaxgemm.problem import DimensionNumbers, Problem
+from jaxgemm.products import dense, symbolic
 from jaxgemm.products.arguments import of_one_type
-from jaxgemm.products.kind import Kind, Linear, Params
+from jaxgemm.products.call import call
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, wanted
 from jaxgemm.products.register import register
-from jaxgemm.ragged import by_xla, launch, partition, parts
-from jaxgemm.ragged.form import Form
+from jaxgemm.ragged import by_xla, partition, parts
+from jaxgemm.ragged.form import Form, problem
 from jaxgemm.ragged.report import describe
 
 
@@ -110,6 +117,98 @@ def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, 
 # --- One device -----------------------------------------------------------------------------------------------
 
 
+def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
+    """Who computes a ``jaxgemm_grouped`` of these operands, anything with shapes and types, on one device.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot, or none can that is batch-invariant.
+    """
+    counts = parts.of(operands, params)
+    if counts is None:
+        return decided(platform, operands, operands[3], params, lambda: _problem(operands, params))
+    narrow = parts.result_params(params)
+    first, *others = parts.types(counts, operands, params)
+
+    def beside(device: Device, kernel: str) -> tuple[float, float | None]:
+        wide = [jax.ShapeDtypeStruct(x.shape, parts.WIDE) for x in operands[:2]]
+        more = [_again(kernel, given, narrow).choice.ours or 0.0 for given in others]
+        full = prec.wants_full_fp32(params["precision"])
+        theirs = dense_microseconds(_problem([*wide, *operands[2:]], params), device, full=full)
+        return parts.microseconds(counts, operands, params, device) + sum(more), theirs
+
+    found = decided(platform, operands, operands[3], params, lambda: _problem(first, narrow), beside)
+    if found.choice.kernel is None:
+        return found
+    each = ", a launch for each part of rhs" if others else ""
+    return replace(found, choice=replace(found.choice, why=f"{found.choice.why}; {counts}{each}"))
+
+
+def decided(
+    platform: str,
+    operands: Sequence[Any],
+    offset: Any,
+    params: Params,
+    problem_of: Callable[[], Problem],
+    beside: Beside | None = None,
+) -> Decision:
+    """Who computes the problem of these operands, ``offset`` among them, on one device.
+
+    The problem is asked for only if every extent is known. A product that only a derivative needs takes the kernel that
+    was asked for by name where that can compute it.
+
+    Raises:
+        UnsupportedError: as of :func:`decide`.
+    """
+    kernel, invariant = params["kernel"], params["batch_invariant"]
+    try:
+        if unknown := symbolic.choose(operands, kernel=kernel, batch_invariant=invariant):
+            return Decision(unknown)
+        if len(offset.shape) > 1:
+            why = "each product of the batch has an offset of its own"
+            if invariant or kernel not in ("auto", "xla"):
+                raise UnsupportedError(f"{wanted(params)}: {why}")
+            return Decision(Choice(None, (), 0, why, rule=rules.UNFIT.name))
+        asked = problem_of()
+        how = {"precision": params["precision"], "kernel": kernel, "batch_invariant": invariant}
+        return Decision(choose(asked, device_for(platform), **how, beside=beside), asked)
+    except UnsupportedError:
+        if params["strict"] or kernel == "auto":
+            raise
+        return decided(platform, operands, offset, dict(params, kernel="auto"), problem_of, beside)
+
+
+def _problem(operands: Sequence[Any], params: Params) -> Problem:
+    lhs, rhs, sizes, _ = operands
+    return problem(params["form"], lhs, rhs, sizes, params["preferred_element_type"])
+
+
+def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:
+    """The product by the chosen kernel."""
+    choice = decision.choice
+    assert choice.kernel is not None
+    if counts := parts.of(operands, params):
+        first, *others = parts.products(counts, operands, params)
+        narrow = parts.result_params(params)
+        made = [_call(decision, first, narrow)]
+        made += [_call(_again(choice.kernel.name, given, narrow), given, narrow) for given in others]
+        return parts.joined(counts, made, params)
+    return _call(decision, operands, params)
+
+
+def _call(decision: Decision, operands: Sequence[jax.Array], params: Params) -> jax.Array:
+    form = params["form"]
+    assert decision.problem is not None
+    shape = *form.batch(operands), *form.shape(operands[0].shape, operands[1].shape)
+    return call(decision.choice, decision.problem, shape, operands)
+
+
+def _again(kernel: str, operands: Sequence[Any], params: Params) -> Decision:
+    """A kernel with what suits one more product."""
+    asked = _problem(operands, params)
+    choice = choose(asked, device_for(find_kernel(kernel).platform), precision=params["precision"], kernel=kernel)
+    return Decision(choice, asked)
+
+
 def _by_xla(platform: str, count: int, *operands: jax.Array, **params: Any) -> jax.Array:
     form: Form = params["form"]
     operands = (*of_one_type(operands[0], operands[1]), *operands[2:])
@@ -145,8 +244,8 @@ GROUPED = Kind(
         cotangents=_cotangents,
     ),
     batch=_batch,
-    decide=launch.decide,
-    launch=launch.launch,
+    decide=decide,
+    launch=_launch,
     by_xla=_by_xla,
     division=partition.division,
     dimensions=_dimensions,

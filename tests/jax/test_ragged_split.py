@@ -16,8 +16,7 @@ import jaxgemm
 from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.ragged import arguments, parts
-from jaxgemm.ragged.form import Form
-from jaxgemm.ragged.problem import problem
+from jaxgemm.ragged.form import Form, problem
 from jaxgemm.ragged.product import grouped_p
 
 M, K, N, GROUPS = 37, 16, 24, 5

@@ -138,3 +138,8 @@ def apply(
     if epilogue.activation is not None:
         x = ACTIVATIONS[epilogue.activation](x)
     return x.astype(out_dtype)
+
+
+def gated(activation: str | None, gate: jax.Array, up: jax.Array, out_dtype: np.dtype) -> jax.Array:
+    """A gated pair's result of its two products, ``activation(gate) * up``."""
+    return (apply(Epilogue(activation=activation), gate, None, None, gate.dtype) * up).astype(out_dtype)

@@ -122,12 +122,11 @@ def _products(jaxpr: Jaxpr, platform: str, limits: roofline.DeviceLimits | None)
 
 def _product(of: _Equation, platform: str, limits: roofline.DeviceLimits | None) -> Iterator[Product]:
     kind, avals, params = KINDS[of.eqn.primitive], [v.aval for v in of.eqn.invars], of.eqn.params
-    assert kind.decide is not None
     types = avals
     if kind.read_through:
         makers = [None if isinstance(v, Literal) else of.makers.get(v) for v in of.eqn.invars]
         _, types, params = kind.read_through([traced_order(maker) for maker in makers], avals, params)
-    decision = kind.decide(platform, types, params)
+    decision = kind.decided(platform, types, params)
     found: Iterable[Product]
     if decision.choice.kernel is None and kind.compose:
         assert kind.describe_composed is not None

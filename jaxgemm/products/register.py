@@ -120,7 +120,7 @@ def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Call
     if kind.decide is None:
         assert kind.compose is not None
         return partial(kind.compose, **params)
-    decision = kind.decide(platform, types, params)
+    decision = kind.decided(platform, types, params)
     explicit, exported, partly = explicit_axes(out.sharding.mesh), is_exported(ctx), is_partly_manual(ctx)
     by_xla = not explicit and (partly or (is_partitioned(ctx) and exported))
     if not (explicit or by_xla or is_partitioned(ctx)):
@@ -147,8 +147,7 @@ def _on_one_device(kind: Kind, platform: str, decision: Decision, *operands: jax
 
 def _compute(kind: Kind, platform: str, *operands: jax.Array, **params: Any) -> Any:
     """A product on one of several devices."""
-    assert kind.decide is not None
-    return _on_one_device(kind, platform, kind.decide(platform, operands, params), *operands, **params)
+    return _on_one_device(kind, platform, kind.decided(platform, operands, params), *operands, **params)
 
 
 def _without_a_kernel(kind: Kind, platform: str, parts: int) -> Callable[..., Any]:

@@ -32,18 +32,17 @@ from jaxgemm import dtypes
 from jaxgemm._jax_private import explicit_axes, mapped_mesh_axes
 from jaxgemm.choice import rules
 from jaxgemm.choice.select import Choice
-from jaxgemm.epilogue import Epilogue, apply, composed_type
+from jaxgemm.epilogue import Epilogue, apply, composed_type, gated
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.problem import Problem
 from jaxgemm.products import derivatives, report
 from jaxgemm.products.call import call
 from jaxgemm.products.derivatives import Series, Terms, series_of
-from jaxgemm.products.kind import Decision, Kind, Params
+from jaxgemm.products.kind import Decision, Kind, Params, may_be_xlas
 from jaxgemm.products.register import register
 from jaxgemm.ragged import arguments, by_xla, groups, partition
-from jaxgemm.ragged import product as grouped_product
 from jaxgemm.ragged.form import Form, problem
-from jaxgemm.ragged.product import GROUPED, grouped_p
+from jaxgemm.ragged.product import GROUPED, decide_for, grouped_p
 from jaxgemm.ragged.report import describe
 from jaxgemm.sharding.partition import Assignment, Division, vary_alike
 
@@ -95,7 +94,7 @@ def _abstract(*operands: Any, **params: Any) -> Any:
 def _alone(found: Operands, params: Params, *, narrow: bool = False) -> Params:
     """The parameters of either product where it is composed with what follows; see :func:`compose`."""
     out = np.dtype(params["preferred_element_type"])
-    by_xla = narrow or (params["kernel"] in ("auto", "xla") and not params["batch_invariant"])
+    by_xla = narrow or may_be_xlas(params)
     extra = [] if found.bias is None else [found.bias]
     between = composed_type(_epilogue(params), [found.lhs, found.weights[0], *extra], out, by_xla=by_xla)
     return _of_product(found, params, between)
@@ -110,7 +109,7 @@ def _finish(products: Sequence[jax.Array], found: Operands, params: Params, held
     z, *up = products
     after, out = _epilogue(params), np.dtype(params["preferred_element_type"])
     if up:  # rows that have no group are zeros times the activation of zero
-        return (apply(after, z, None, None, z.dtype) * up[0]).astype(out)
+        return gated(after.activation, z, up[0], out)
 
     def of(z: jax.Array, sizes: jax.Array, offset: jax.Array, bias: jax.Array | None) -> jax.Array:
         rows = None if bias is None else _of_rows(bias.astype(z.dtype), sizes, offset, _placed(z))
@@ -163,8 +162,7 @@ def _of_rows_jvp(rows: _Rows, primals: Any, tangents: Any) -> tuple[jax.Array, j
 def compose(*operands: jax.Array, narrow: bool = False, **params: Any) -> jax.Array:
     """The same, composed of grouped products; with ``narrow`` these have the types of XLA's, whoever computes them.
 
-    Products are narrow where they are kept for a derivative, as they would be in jnp: wider, they would take twice the
-    memory, and make the products of the backward pass as wide. So are those of which several devices add up parts.
+    Why they are narrow somewhere, ``Kind.narrow`` says.
     """
     found = _named(operands, params)
     return _finish(_products(found, _alone(found, params, narrow=narrow)), found, params, found.held)
@@ -285,7 +283,7 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
     found = _named(operands, params)
     decision = _in_one_launch(platform, operands, found, params)
     if decision.choice.kernel is None:
-        grouped_product.decide(platform, found.of_first, _alone(found, params))
+        GROUPED.decided(platform, found.of_first, _alone(found, params))
     return decision
 
 
@@ -293,17 +291,16 @@ def _in_one_launch(platform: str, operands: Sequence[Any], found: Operands, para
     out = np.dtype(params["preferred_element_type"])
     if found.bias is not None and dtypes.common(found.bias.dtype, out) != out:
         why = f"a bias of {found.bias.dtype} is wider than the result"
-        return Decision(Choice(None, (), 0, why, rule=rules.UNFIT.name))
+        return Decision(Choice.xlas(rules.UNFIT, why))
     try:
-        return grouped_product.decided(platform, operands, found.where[1], params, lambda: _problem(found, params))
+        return decide_for(platform, operands, found.where[1], params, lambda: [_problem(found, params)])
     except UnsupportedError as refusal:
-        return Decision(Choice(None, (), 0, str(refusal), rule=rules.UNFIT.name))
+        return Decision(Choice.xlas(rules.UNFIT, str(refusal)))
 
 
 def _problem(found: Operands, params: Params) -> Problem:
     out, form = params["preferred_element_type"], Form(False, False, found.held)
-    after, gated = _epilogue(params), params["gated"]
-    return problem(form, found.lhs, found.weights[0], found.where[0], out, after, gated)
+    return problem(form, found.lhs, found.weights[0], found.where[0], out, _epilogue(params), params["gated"])
 
 
 def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:

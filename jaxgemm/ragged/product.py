@@ -41,12 +41,12 @@ from jaxgemm.choice import rules
 from jaxgemm.choice.grouped import Beside, choose
 from jaxgemm.choice.select import Choice
 from jaxgemm.choice.xla_times import dense_microseconds, together
-from jaxgemm.kernels import Device, UnsupportedError, device_for, find_kernel
+from jaxgemm.kernels import Device, UnsupportedError, device_for
 from jaxgemm.problem import DimensionNumbers, Problem
 from jaxgemm.products import dense, symbolic
 from jaxgemm.products.arguments import of_one_type
 from jaxgemm.products.call import call
-from jaxgemm.products.kind import Decision, Kind, Linear, Params, wanted
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, may_be_xlas, wanted
 from jaxgemm.products.register import register
 from jaxgemm.ragged import by_xla, partition, parts
 from jaxgemm.ragged.form import Form, problem
@@ -125,56 +125,49 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
     """
     counts = parts.of(operands, params)
     if counts is None:
-        return decided(platform, operands, operands[3], params, lambda: _problem(operands, params))
+        return decide_for(platform, operands, operands[3], params, lambda: [_problem(operands, params)])
     narrow = parts.result_params(params)
-    first, *others = parts.types(counts, operands, params)
+    calls = parts.types(counts, operands, params)
 
-    def beside(device: Device, kernel: str) -> tuple[float, float | None]:
+    def beside(device: Device) -> tuple[float, float | None]:
         wide = [jax.ShapeDtypeStruct(x.shape, parts.WIDE) for x in operands[:2]]
-        more = [_again(kernel, given, narrow).choice.ours or 0.0 for given in others]
         full = prec.wants_full_fp32(params["precision"])
         theirs = dense_microseconds(_problem([*wide, *operands[2:]], params), device, full=full)
-        return parts.microseconds(counts, operands, params, device) + sum(more), theirs
+        return parts.microseconds(counts, operands, params, device), theirs
 
-    found = decided(platform, operands, operands[3], params, lambda: _problem(first, narrow), beside)
+    asked = lambda: [_problem(given, narrow) for given in calls]  # noqa: E731
+    found = decide_for(platform, operands, operands[3], params, asked, beside)
     if found.choice.kernel is None:
         return found
-    each = ", a launch for each part of rhs" if others else ""
+    each = ", a launch for each part of rhs" if len(calls) > 1 else ""
     return replace(found, choice=replace(found.choice, why=f"{found.choice.why}; {counts}{each}"))
 
 
-def decided(
+def decide_for(
     platform: str,
     operands: Sequence[Any],
     offset: Any,
     params: Params,
-    problem_of: Callable[[], Problem],
+    problems_of: Callable[[], Sequence[Problem]],
     beside: Beside | None = None,
 ) -> Decision:
-    """Who computes the problem of these operands, ``offset`` among them, on one device.
+    """Who computes the problems of these operands, ``offset`` among them, a call each, on one device.
 
-    The problem is asked for only if every extent is known. A product that only a derivative needs takes the kernel that
-    was asked for by name where that can compute it.
+    They are asked for only if every extent is known.
 
     Raises:
         UnsupportedError: as of :func:`decide`.
     """
-    kernel, invariant = params["kernel"], params["batch_invariant"]
-    try:
-        if unknown := symbolic.choose(operands, kernel=kernel, batch_invariant=invariant):
-            return Decision(unknown)
-        if len(offset.shape) > 1:
-            why = "each product of the batch has an offset of its own"
-            if invariant or kernel not in ("auto", "xla"):
-                raise UnsupportedError(f"{wanted(params)}: {why}")
-            return Decision(Choice(None, (), 0, why, rule=rules.UNFIT.name))
-        asked = problem_of()
-        how = {"precision": params["precision"], "kernel": kernel, "batch_invariant": invariant}
-        return Decision(choose(asked, device_for(platform), **how, beside=beside), asked)
-    except UnsupportedError:
-        if params["strict"] or kernel == "auto":
-            raise
-        return decided(platform, operands, offset, dict(params, kernel="auto"), problem_of, beside)
+    if unknown := symbolic.choose(operands, params):
+        return Decision(unknown)
+    if len(offset.shape) > 1:
+        why = "each product of the batch has an offset of its own"
+        if not may_be_xlas(params):
+            raise UnsupportedError(f"{wanted(params)}: {why}")
+        return Decision(Choice.xlas(rules.UNFIT, why))
+    first, *further = problems_of()
+    how = {name: params[name] for name in ("precision", "kernel", "batch_invariant")}
+    return Decision(choose(first, device_for(platform), **how, further=further, beside=beside), first)
 
 
 def _problem(operands: Sequence[Any], params: Params) -> Problem:
@@ -184,29 +177,19 @@ def _problem(operands: Sequence[Any], params: Params) -> Problem:
 
 def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:
     """The product by the chosen kernel."""
-    choice = decision.choice
-    assert choice.kernel is not None
-    if counts := parts.of(operands, params):
-        first, *others = parts.products(counts, operands, params)
-        narrow = parts.result_params(params)
-        made = [_call(decision, first, narrow)]
-        made += [_call(_again(choice.kernel.name, given, narrow), given, narrow) for given in others]
-        return parts.joined(counts, made, params)
-    return _call(decision, operands, params)
+    counts = parts.of(operands, params)
+    if counts is None:
+        return _call(decision.choice, operands, params)
+    choices = [decision.choice, *decision.choice.further]
+    calls = zip(choices, parts.products(counts, operands, params), strict=True)
+    narrow = parts.result_params(params)
+    return parts.joined(counts, [_call(choice, given, narrow) for choice, given in calls], params)
 
 
-def _call(decision: Decision, operands: Sequence[jax.Array], params: Params) -> jax.Array:
+def _call(choice: Choice, operands: Sequence[jax.Array], params: Params) -> jax.Array:
     form = params["form"]
-    assert decision.problem is not None
     shape = *form.batch(operands), *form.shape(operands[0].shape, operands[1].shape)
-    return call(decision.choice, decision.problem, shape, operands)
-
-
-def _again(kernel: str, operands: Sequence[Any], params: Params) -> Decision:
-    """A kernel with what suits one more product."""
-    asked = _problem(operands, params)
-    choice = choose(asked, device_for(find_kernel(kernel).platform), precision=params["precision"], kernel=kernel)
-    return Decision(choice, asked)
+    return call(choice, _problem(operands, params), shape, operands)
 
 
 def _by_xla(platform: str, count: int, *operands: jax.Array, **params: Any) -> jax.Array:

@@ -29,12 +29,8 @@ def choose(
 ) -> Choice:
     """The kernel of a grouped product; no kernel where XLA computes dense ones.
 
-    Args:
-        problem: what a kernel is asked for.
-        device: what it is asked of.
-        precision, kernel, batch_invariant: as for ``jaxgemm.ragged_dot``.
-        further: what it is asked for in calls after the first.
-        beside: where a kernel's problem is not what XLA would compute; None: it is.
+    ``further`` is what a kernel is asked for in calls after the first. ``beside`` is given where what it is asked for
+    is not what XLA would compute.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run it, or none can that is batch-invariant.

@@ -134,13 +134,8 @@ def select(
 ) -> Choice:
     """The kernel for a problem.
 
-    Args:
-        problem: what is to be computed.
-        device: where.
-        precision: canonical precision (:func:`jaxgemm.precision.canonical`).
-        kernel: "auto", "xla", or a name from the table.
-        options: (name, value) pairs of the kernel's options.
-        batch_invariant: whether the choice must not depend on m or the batch, nor a row's bits on other rows.
+    The precision is canonical. With ``batch_invariant`` the choice must not depend on m or the batch, nor a row's bits
+    on other rows.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the problem.
@@ -223,9 +218,7 @@ def in_one_launch(
     """The kernel that computes several products at once, by a form of its own; no kernel where XLA or others do.
 
     Args:
-        form: which one, as the table's rows have it: "gated", "grouped" or "many".
-        kernel: "auto", "xla", or a name from the table.
-        device: where.
+        form: which one, by the attribute of the table's rows.
         weighed: (kernel) -> the choice of it or of what should take less time, or why it cannot run the products.
         missing: what says that no kernel has the form.
         batch_invariant: whether only a kernel may compute them.

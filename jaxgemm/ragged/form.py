@@ -47,15 +47,7 @@ class Form:
 def problem(
     form: Form, lhs: Any, rhs: Any, sizes: Any, out: Any, epilogue: Epilogue | None = None, gated: bool = False
 ) -> Problem:
-    """The problem of a grouped product.
-
-    Args:
-        form: what it computes.
-        lhs, rhs, sizes: anything with a shape and a dtype, as the primitive ``jaxgemm_grouped`` has them.
-        out: type of the result.
-        epilogue: a bias and an activation.
-        gated: whether it is a pair of products.
-    """
+    """The problem of a grouped product, or of a pair, of operands with these shapes and types."""
     sums, transposed, held = form.sums, form.transposed, form.held
     given = zip((lhs, rhs, sizes), form.ranks, strict=False)
     outer = next((x.shape[0] for x, rank in given if len(x.shape) > rank), 1)

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from jaxgemm import api, roofline
 from jaxgemm.kernels import default_platform
-from jaxgemm.override import routing_of
-from jaxgemm.problem import Axes
+from jaxgemm.override import OPENED, RAGGED, Routing, refusal, routing_of
 from jaxgemm.products.kind import KINDS
 from jaxgemm.products.report import Product as Product
+from jaxgemm.products.report import operands_of
 from jaxgemm.products.transposes import traced_order
-from jaxgemm.rewriting.left import Left, products_left
+
+
+@dataclass(frozen=True)
+class Left:
+    """A product that stays ``lax.dot_general`` or ``lax.ragged_dot``.
+
+    Attributes:
+        operands: "float32[128,64] x float32[64,32] -> float32".
+        why: the reason.
+        trips: how often the program runs it, where that is static (the length of a scan).
+    """
+
+    operands: str
+    why: str
+    trips: int = 1
+
+    def __str__(self) -> str:
+        times = "" if self.trips == 1 else f"  ({self.trips} times)"
+        return f"{self.operands}{times}\n  left       {self.why}"
 
 
 @dataclass(frozen=True)
@@ -61,47 +80,82 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
     if not callable(function):
         return explain(lambda *operands: api.gemm(*operands, **kwargs), function, *args, platform=platform)
     target = platform or default_platform()
-    closed = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args)
+    jaxpr = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args).jaxpr
     limits = _limits(target)
-    name = limits.name if limits else target
-    products = [p for found in _walk(closed.jaxpr, 1) for p in _products(*found, target, limits)]
-    return Explanation(name, tuple(products), tuple(products_left(closed.jaxpr, routing_of(function))))
+    left = (found for each in _equations(jaxpr) for found in _left(each, routing_of(function)))
+    return Explanation(limits.name if limits else target, tuple(_products(jaxpr, target, limits)), tuple(left))
 
 
-def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, list[Axes | None], int]]:
-    """Products, how their operands are transposed, and how often they run."""
+class _Equation(NamedTuple):
+    """One of a program.
+
+    Attributes:
+        eqn: the equation.
+        makers: those that make the values around it.
+        trips: how often it runs.
+        closed: the primitive around it that :func:`override` does not open; empty: there is none.
+    """
+
+    eqn: Any
+    makers: Mapping[Any, Any]
+    trips: int
+    closed: str
+
+
+def _equations(jaxpr: Jaxpr, trips: int = 1, closed: str = "") -> Iterator[_Equation]:
     makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        if eqn.primitive in KINDS and KINDS[eqn.primitive].decide:
-            operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars]
-            yield eqn, [traced_order(maker) for maker in operands], trips
-        times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
+        yield _Equation(eqn, makers, trips, closed)
+        name = eqn.primitive.name
+        times = trips * eqn.params["length"] if name == "scan" else trips
+        within = closed or ("" if name in OPENED else name)
         for inner in jaxprs_in_params(eqn.params):
-            yield from _walk(inner, times)
+            yield from _equations(inner, times, within)
 
 
-def _products(
-    eqn: Any, orders: list[Axes | None], trips: int, platform: str, limits: roofline.DeviceLimits | None
-) -> Iterator[Product]:
-    kind, avals, params = KINDS[eqn.primitive], [v.aval for v in eqn.invars], eqn.params
-    assert kind.decide is not None
+def _products(jaxpr: Jaxpr, platform: str, limits: roofline.DeviceLimits | None) -> Iterator[Product]:
+    """What the products of a program become."""
+    for found in _equations(jaxpr):
+        if found.eqn.primitive in KINDS and KINDS[found.eqn.primitive].decide:
+            yield from _product(found, platform, limits)
+
+
+def _product(of: _Equation, platform: str, limits: roofline.DeviceLimits | None) -> Iterator[Product]:
+    kind, avals, params = KINDS[of.eqn.primitive], [v.aval for v in of.eqn.invars], of.eqn.params
     types = avals
     if kind.read_through:
-        _, types, params = kind.read_through(orders, avals, params)
-    decision = kind.decide(platform, types, params)
+        makers = [None if isinstance(v, Literal) else of.makers.get(v) for v in of.eqn.invars]
+        _, types, params = kind.read_through([traced_order(maker) for maker in makers], avals, params)
+    decision = kind.decided(platform, types, params)
     found: Iterable[Product]
     if decision.choice.kernel is None and kind.compose:
         assert kind.describe_composed is not None
         # Explained is what runs on one device.
         alone = dict(params, out_sharding=None) if "out_sharding" in params else params
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
-        composed = _walk(jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr, 1)
-        products = [p for part in composed for p in _products(*part, platform, limits)]
-        found = kind.describe_composed(products, decision, avals=avals, params=params)
+        composed = jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr
+        found = kind.describe_composed(_products(composed, platform, limits), decision, avals=avals, params=params)
     else:
         assert kind.describe is not None
         found = kind.describe(avals, params, decision, limits, types=types, platform=platform)
-    yield from (replace(product, trips=trips) for product in found)
+    yield from (replace(product, trips=of.trips) for product in found)
+
+
+def _left(of: _Equation, routing: Routing | None) -> Iterator[Left]:
+    """An equation that is a product and not jaxgemm's, of a program that ``override`` routed so, if it did."""
+    eqn = of.eqn
+    if eqn.primitive is lax.dot_general_p or eqn.primitive.name == RAGGED:
+        operands = f"{operands_of([v.aval for v in eqn.invars[:2]])} -> {eqn.outvars[0].aval.dtype.name}"
+        yield Left(operands, _why(eqn, routing, of.closed), of.trips)
+
+
+def _why(eqn: Any, routing: Routing | None, closed: str) -> str:
+    if closed:
+        return f"it is inside of {closed}, which is not opened"
+    reason = refusal(eqn, routing or Routing())
+    if reason or routing is None:
+        return reason or "nothing routes it to jaxgemm; jaxgemm.override would"
+    return "it was traced outside of the function that is overridden"
 
 
 def _limits(platform: str) -> roofline.DeviceLimits | None:

@@ -189,13 +189,7 @@ class Section:
 
 
 def first(sections: Iterable[Section], question: Question, without: str = "") -> Rule | None:
-    """The first rule whose condition holds; None if there is none.
-
-    Args:
-        sections: are read in order, and the rules of each in theirs.
-        question: what is to be decided.
-        without: the name of a rule that is passed over.
-    """
+    """The first rule whose condition holds; None if there is none. One is passed over, if its name is ``without``."""
     for section in sections:
         if section.of(question):
             for rule in section.rules:

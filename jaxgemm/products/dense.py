@@ -35,7 +35,7 @@ from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
 from jaxgemm.products import axes, report, symbolic
 from jaxgemm.products.arguments import Options, check_kernel, of_one_type
 from jaxgemm.products.call import call
-from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla, may_be_xlas
 from jaxgemm.products.register import register
 from jaxgemm.products.transposes import read_through
 from jaxgemm.products.xla_product import padding, why_padded, xla_product
@@ -151,8 +151,7 @@ def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, 
         operands = [x for x in (c, bias) if x is not None]
         return gemm_p.bind(lhs, rhs, *operands, **params), out_bdim
     out_dtype = np.dtype(params["preferred_element_type"])
-    by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
-    between = composed_type(epilogue, args, out_dtype, by_xla=by_xla)
+    between = composed_type(epilogue, args, out_dtype, by_xla=may_be_xlas(params))
     product, z_bdim = dict(params, epilogue=epilogue.scaling(), preferred_element_type=between), None
     if lhs_bdim is not None or rhs_bdim is not None:
         product, z_bdim = axes.batched(axis_data, product, lhs, rhs, lhs_bdim, rhs_bdim)
@@ -182,37 +181,30 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     out = np.dtype(params["preferred_element_type"])
     kept = dtypes.summed(np.dtype(lhs.dtype), np.dtype(rhs.dtype), out)
     epilogue: Epilogue = params["epilogue"]
-    kernel, derived = params["kernel"], not params["strict"]
-    invariant = params["batch_invariant"]
-    if unknown := symbolic.choose(avals, kernel=kernel, batch_invariant=invariant, derived=derived):
+    if unknown := symbolic.choose(avals, params):
         return Decision(unknown)
-    wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
-    wanted["batch_invariant"] = invariant
+    how = {name: params[name] for name in ("precision", "kernel", "options", "batch_invariant")}
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
     forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
     if forms != [(epilogue.scaling(), kept)]:
         forms.append((epilogue.scaling(), kept))
     device = device_for(platform)
-    problem, choice, refusal = None, None, None
+    found, refusal = None, None
     for form, result in forms:
         names = (np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name)
         problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, names, form)
         try:
-            choice = select(problem, device, **wanted)
+            found = Decision(select(problem, device, **how), problem, view)
         except UnsupportedError as error:
             refusal = refusal or error
             continue
         # What is XLA's is left whole.
-        if choice.kernel is not None or kernel in ("auto", "xla"):
-            return Decision(choice, problem, view)
-    if choice is None:
+        if found.choice.kernel is not None or params["kernel"] in ("auto", "xla"):
+            return found
+    if found is None:
         assert refusal is not None
-        assert problem is not None
-        if not derived:
-            raise _refused(refusal, lhs, rhs, out)
-        choice = select(problem, device, **{**wanted, "kernel": "auto", "options": (), "batch_invariant": False})
-        choice = replace(choice, why=f"a derivative's product; {refusal}; {choice.why}")
-    return Decision(choice, problem, view)
+        raise _refused(refusal, lhs, rhs, out)
+    return found
 
 
 def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,11 +34,17 @@ def _load() -> Any:
                 "Install the package again (pip install .), or build it with JAXGEMM_LIBRARY naming such a library.",
                 name=LIBRARY,
             ) from error
-        if not any(here.glob("_ffi*.so")):
+        compiled = sorted(path.name for path in here.glob("_ffi*.so"))
+        if not compiled:
             raise ImportError(
                 f"jaxgemm was imported from {here}, which holds no compiled module: it is the source tree rather "
                 "than an installed package. Install it (pip install .) and run from another directory, or with "
                 "`python -P`, so that the source tree does not come first on sys.path."
+            ) from error
+        if isinstance(error, ModuleNotFoundError):
+            raise ImportError(
+                f"jaxgemm: the compiled module in {here} is for another Python: {', '.join(compiled)}. This is Python "
+                f"{sys.version_info.major}.{sys.version_info.minor}, for which jaxgemm has to be installed again."
             ) from error
         raise
 

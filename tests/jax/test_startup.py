@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from jaxgemm import _runtime
+from jaxgemm import _requirements, _runtime
 
 
 def run(code, path=None, **environment):
@@ -59,6 +60,49 @@ def test_arrays_on_different_devices():
     assert "jaxgemm_gemm" in message
     assert "[0]" in message
     assert "[1]" in message
+
+
+def test_a_jax_that_is_too_old():
+    code, out, err = run(
+        "import importlib.metadata as metadata\n"
+        "version = metadata.version\n"
+        "metadata.version = lambda name: '0.9.0' if name == 'jax' else version(name)\n"
+        "import jaxgemm\n"
+    )
+    assert (code, out) == (1, "")
+    least = next(x for x in metadata.requires("jaxgemm") if x.startswith("jax>="))
+    assert err.strip().splitlines()[-1].startswith(f"ImportError: jaxgemm needs {least}, and jax 0.9.0 is installed. ")
+
+
+@pytest.mark.parametrize(
+    ("installed", "fits"),
+    [
+        ("0.9.2", False),
+        ("0.10.1", False),
+        ("0.10.2", True),
+        ("0.10.2.dev20260101", True),
+        ("0.10.10", True),
+        ("1", True),
+    ],
+)
+def test_which_versions_are_too_old(monkeypatch, installed, fits):
+    monkeypatch.setattr(_requirements, "version", lambda _: installed)
+    _requirements.check(["numpy>=99; extra == 'test'", "jax[cuda13]>=99"])
+    if fits:
+        _requirements.check(["jaxlib>=0.10.2"])
+        return
+    with pytest.raises(ImportError, match=rf"^jaxgemm needs jaxlib>=0\.10\.2, and jaxlib {re.escape(installed)} is"):
+        _requirements.check(["jaxlib>=0.10.2"])
+
+
+def test_a_package_that_no_metadata_tells_of(monkeypatch):
+    """Its import says that it is missing, or finds it."""
+
+    def unknown(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(_requirements, "version", unknown)
+    _requirements.check(["jax>=0.10.2"])
 
 
 @pytest.mark.parametrize("built", [(0, 4), (1, 0)])

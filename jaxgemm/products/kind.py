@@ -105,9 +105,11 @@ class Kind:
         narrow: the same with products as wide as they are in jnp, whoever computes them: those that are kept for a
             derivative, and those that several devices add up. None: as ``compose``.
         among_devices: (params) -> those of a product in a program over several devices; None: they stay.
-        division: (local, types, params, platform=, decision=, count=) -> how ``local``, which computes it on one
-            device, is divided over ``count``; None: XLA divides what it computes. Without such a function it is
-            composed.
+        division: (local, types, params, platform=, decision=, count=, out=) -> how ``local``, which computes it on one
+            device, is divided over ``count``, where the result has type ``out``; None: XLA divides what it computes.
+            Without such a function it is composed.
+        part: (types, params, out) -> types of the operands on one device, and parameters, where the types say how they
+            are sharded, as ``out``, the result's, does; None: what each device has is not known before it is divided.
         refusal: what is said, after its name, of a kernel that cannot be divided; None: it is composed then.
         linear: as what it is differentiated; None: as what it is composed of.
         jvp, transpose, taylor: rules of its own where neither is so.
@@ -133,6 +135,7 @@ class Kind:
     narrow: Callable[..., Any] | None = None
     among_devices: Callable[[Params], Params] | None = None
     division: Callable[..., Any] | None = None
+    part: Callable[[Sequence[Any], Params, Any], tuple[list[Any], Params]] | None = None
     refusal: str | None = XLA_DIVIDES
     linear: Linear | None = None
     jvp: Callable[..., Any] | None = None
@@ -159,13 +162,3 @@ def by_name(params: Params) -> bool:
     """Whether a kernel of ours was asked for, so that XLA's product may not stand in."""
     asked = params["kernel"] not in ("auto", "xla") or params.get("batch_invariant", False)
     return bool(asked and params.get("strict", True))
-
-
-def left_to_xla(params: Params) -> Params:
-    """Parameters of a product in a program over several devices, where "auto" leaves it to XLA.
-
-    XLA runs products beside collectives, where ours have been slower (docs/sharding.md).
-    """
-    if params["kernel"] != "auto" or params.get("batch_invariant"):
-        return params
-    return dict(params, kernel="xla")

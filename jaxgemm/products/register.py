@@ -127,7 +127,8 @@ def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Call
     divided = None
     if kind.division and not by_xla:
         local = partial(_compute, kind, platform)
-        divided = kind.division(local, types, params, platform=platform, decision=decision, count=count)
+        where = {"platform": platform, "decision": decision, "count": count, "out": out}
+        divided = kind.division(local, types, params, **where)
     if divided is not None:
         return partial(divided.explicit, out) if explicit else divided.automatic
     if decision.choice.kernel is not None and by_name(params) and kind.refusal:

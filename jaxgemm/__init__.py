@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as _version
 
-from jaxgemm import _requirements, checkpoint_policies  # noqa: F401  (first, what is too old)
+from jaxgemm import _runtime, checkpoint_policies  # noqa: F401  (first: it refuses packages that are too old)
 from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels

@@ -10,11 +10,15 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+from jax.sharding import AxisType, NamedSharding
 
 from jaxgemm import api, roofline
+from jaxgemm._jax_private import explicit_axes
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice
 from jaxgemm.kernels import default_platform
 from jaxgemm.override import OPENED, RAGGED, Routing, refusal, routing_of
-from jaxgemm.products.kind import KINDS
+from jaxgemm.products.kind import KINDS, by_name
 from jaxgemm.products.report import Product as Product
 from jaxgemm.products.report import operands_of
 from jaxgemm.products.transposes import traced_order
@@ -47,21 +51,37 @@ class Explanation:
         device: the device's name.
         products: one entry a product.
         left: the products that are XLA's own because nothing routes them to jaxgemm; see :func:`jaxgemm.override`.
+        note: what is to be known of a program that XLA divides over several devices; empty: it divides none.
     """
 
     device: str
     products: tuple[Product, ...]
     left: tuple[Left, ...] = ()
+    note: str = ""
 
     def __str__(self) -> str:
         count = len(self.products)
         head = f"{count} product{'' if count == 1 else 's'} on {self.device}"
         head += f", {len(self.left)} more left to XLA" if self.left else ""
-        return "\n\n".join([head, *map(str, self.products), *map(str, self.left)])
+        return "\n\n".join([head + self.note, *map(str, self.products), *map(str, self.left)])
+
+
+#: Of a program with operands that are placed on several devices, in a mesh whose axes are no part of types.
+_DIVIDED = (
+    ", of arguments on {count} devices. XLA divides the products, and each device decides for its part as is said here "
+    "of the whole; in a program that jax.export makes they are XLA's"
+)
+#: Inside of a shard_map over some of the mesh's axes.
+_PARTLY = (
+    "in a shard_map over some of the mesh's axes XLA divides it over the others, and it cannot divide a kernel's call"
+)
 
 
 def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
     """What the products of a program become, without running it.
+
+    Inside of ``shard_map``, and where shardings are part of types, products are those of one device. Elsewhere XLA
+    divides them when it compiles, which ``explain`` does not: it shows them whole, and says so.
 
     Args:
         function: a function of ``args`` that calls jaxgemm or is :func:`jaxgemm.override`'s; or the first operand
@@ -82,8 +102,34 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
     target = platform or default_platform()
     jaxpr = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args).jaxpr
     limits = _limits(target)
+    count = max((_placed_on(x) for x in jax.tree.leaves(args)), default=1)
+    on = _On(target, limits, count)
     left = (found for each in _equations(jaxpr) for found in _left(each, routing_of(function)))
-    return Explanation(limits.name if limits else target, tuple(_products(jaxpr, target, limits)), tuple(left))
+    note = _DIVIDED.format(count=count) if count > 1 else ""
+    return Explanation(limits.name if limits else target, tuple(_products(jaxpr, on)), tuple(left), note)
+
+
+class _On(NamedTuple):
+    """What a program is explained for.
+
+    Attributes:
+        platform, limits: the device.
+        devices: how many the arguments are on.
+        partly: whether it is inside of a shard_map over some of the mesh's axes.
+    """
+
+    platform: str
+    limits: roofline.DeviceLimits | None
+    devices: int
+    partly: bool = False
+
+
+def _placed_on(x: Any) -> int:
+    """The devices that an argument is spread over, or whole on each of, if its type does not say how; else 1."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or explicit_axes(sharding.mesh):
+        return 1
+    return int(sharding.mesh.size)
 
 
 class _Equation(NamedTuple):
@@ -113,20 +159,29 @@ def _equations(jaxpr: Jaxpr, trips: int = 1, closed: str = "") -> Iterator[_Equa
             yield from _equations(inner, times, within)
 
 
-def _products(jaxpr: Jaxpr, platform: str, limits: roofline.DeviceLimits | None) -> Iterator[Product]:
+def _products(jaxpr: Jaxpr, on: _On) -> Iterator[Product]:
     """What the products of a program become."""
     for found in _equations(jaxpr):
         if found.eqn.primitive in KINDS and KINDS[found.eqn.primitive].decide:
-            yield from _product(found, platform, limits)
+            yield from _product(found, on)
 
 
-def _product(of: _Equation, platform: str, limits: roofline.DeviceLimits | None) -> Iterator[Product]:
+def _product(of: _Equation, on: _On) -> Iterator[Product]:
     kind, avals, params = KINDS[of.eqn.primitive], [v.aval for v in of.eqn.invars], of.eqn.params
-    types = avals
+    types, out = avals, of.eqn.outvars[0].aval
     if kind.read_through:
         makers = [None if isinstance(v, Literal) else of.makers.get(v) for v in of.eqn.invars]
         _, types, params = kind.read_through([traced_order(maker) for maker in makers], avals, params)
-    decision = kind.decided(platform, types, params)
+    mesh = out.sharding.mesh
+    if kind.among_devices and max(on.devices, 1 if mesh.empty else mesh.size) > 1:
+        params = kind.among_devices(params)
+    on = on._replace(partly=on.partly or (_is_partly_manual(mesh) and not (explicit_axes(mesh) and kind.of_groups)))
+    if kind.part and explicit_axes(mesh) and not on.partly:
+        types, params = kind.part(types, params, out)
+        avals = types
+    decision = kind.decided(on.platform, types, params)
+    if on.partly and decision.choice.rule not in rules.SETTLED and not by_name(params):
+        decision = replace(decision, choice=Choice.xlas(rules.DIVIDED, _PARTLY))
     found: Iterable[Product]
     if decision.choice.kernel is None and kind.compose:
         assert kind.describe_composed is not None
@@ -134,10 +189,10 @@ def _product(of: _Equation, platform: str, limits: roofline.DeviceLimits | None)
         alone = dict(params, out_sharding=None) if "out_sharding" in params else params
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
         composed = jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr
-        found = kind.describe_composed(_products(composed, platform, limits), decision, avals=avals, params=params)
+        found = kind.describe_composed(_products(composed, on), decision, avals=avals, params=params)
     else:
         assert kind.describe is not None
-        found = kind.describe(avals, params, decision, limits, types=types, platform=platform)
+        found = kind.describe(avals, params, decision, on.limits, types=types, platform=on.platform)
     yield from (replace(product, trips=of.trips) for product in found)
 
 
@@ -156,6 +211,12 @@ def _why(eqn: Any, routing: Routing | None, closed: str) -> str:
     if reason or routing is None:
         return reason or "nothing routes it to jaxgemm; jaxgemm.override would"
     return "it was traced outside of the function that is overridden"
+
+
+def _is_partly_manual(mesh: Any) -> bool:
+    """Whether a type's mesh has axes of a ``shard_map`` and others, as :func:`is_partly_manual` has it."""
+    others = any(n > 1 and t != AxisType.Manual for n, t in zip(mesh.axis_sizes, mesh.axis_types, strict=True))
+    return others and AxisType.Manual in mesh.axis_types
 
 
 def _limits(platform: str) -> roofline.DeviceLimits | None:

@@ -134,8 +134,8 @@ def select(
 ) -> Choice:
     """The kernel for a problem.
 
-    The precision is canonical. With ``batch_invariant`` the choice must not depend on m or the batch, nor a row's bits
-    on other rows.
+    The precision is canonical. Options are the kernel's, or with "auto" those of kernels that have them. With
+    ``batch_invariant`` the choice must not depend on m or the batch, nor a row's bits on other rows.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the problem.
@@ -145,7 +145,7 @@ def select(
     if batch_invariant:
         return _invariant(problem, device, precision, kernel, options)
     if kernel == "auto":
-        return _automatic(problem, device, precision)
+        return _automatic(problem, device, precision, options)
     row = find_kernel(kernel)
     choice = resolve(kernel, configuration(row, options), problem, device, precision)
     if not isinstance(choice, Choice):
@@ -315,17 +315,25 @@ def resolve(
     return reason or Choice(row, config, workspace, "", considered, arithmetic=problem.arithmetic)
 
 
-def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> Choice:
+def _had(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """Those of the options that the kernel has."""
+    return tuple((name, value) for name, value in options if name in kernel.options)
+
+
+def _automatic(
+    problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...]
+) -> Choice:
     """What jaxgemm/tuning holds for this very product, or else what the rules say."""
     question = Question(problem, device, precision)
     if fact := rules.first([rules.FACTS], question):
         return Choice.xlas(fact, fact.sentence(question))
-    best, theirs = contender(problem, device, precision), xla_times.microseconds(problem)
+    best, theirs = contender(problem, device, precision, options), xla_times.microseconds(problem)
     if known := tuning.find(device.name, tuning.Key.of(problem, precision)):
         why = _measured(known, problem)
         if known.measured.kernel != "xla":
-            config = configuration(find_kernel(known.measured.kernel), known.measured.options)
-            found = resolve(known.measured.kernel, config, problem, device, precision)
+            row = find_kernel(known.measured.kernel)
+            config = configuration(row, (*known.measured.options, *_had(row, options)))
+            found = resolve(row.name, config, problem, device, precision)
             if isinstance(found, Choice):
                 return _ours(found, rules.TUNED, why, theirs)
         elif isinstance(best, Choice):
@@ -344,10 +352,13 @@ def _measured(known: tuning.Found, problem: Problem) -> str:
     return f"measured on {where}: {known.measured.us:.1f} us, otherwise {known.measured.instead_us:.1f} us"
 
 
-def contender(problem: Problem, device: Device, precision: prec.Precision) -> Choice | str:
+def contender(
+    problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...] = ()
+) -> Choice | str:
     """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
-    known = Question(problem, device, precision).contenders
-    tried = [resolve(name, (), problem, device, precision) for x in known for name in x.kernels]
+    rows = [find_kernel(name) for x in Question(problem, device, precision).contenders for name in x.kernels]
+    configs = [configuration(row, _had(row, options)) for row in rows]
+    tried = [resolve(row.name, config, problem, device, precision) for row, config in zip(rows, configs, strict=True)]
     choices = [found for found in tried if isinstance(found, Choice)]
     return min(choices, key=lambda choice: choice.expected) if choices else "; ".join(map(str, tried))
 

@@ -30,7 +30,7 @@ from jaxgemm.products import dense, report, symbolic
 from jaxgemm.products.arguments import check_activation, check_kernel, float_operands, float_result, weakly_typed
 from jaxgemm.products.call import call
 from jaxgemm.products.derivatives import Series, Terms, activated, series_of
-from jaxgemm.products.kind import Decision, Kind, Params, left_to_xla, may_be_xlas
+from jaxgemm.products.kind import Decision, Kind, Params, may_be_xlas
 from jaxgemm.products.register import register
 from jaxgemm.sharding.partition import vary_alike
 
@@ -103,7 +103,7 @@ def _product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: Params) -> 
 def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
     """The same, composed of two products; with ``narrow`` both are in the result's type, whoever computes them.
 
-    Why they are narrow somewhere, ``Kind.narrow`` says.
+    ``Kind.narrow`` says where, and why.
     """
     out = params["preferred_element_type"]
     dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=may_be_xlas(params))
@@ -171,7 +171,6 @@ GATED = Kind(
     launch=launch,
     compose=compose,
     narrow=partial(compose, narrow=True),
-    among_devices=left_to_xla,
     refusal=(
         ": a gated product is one launch on one device, and this program is divided over several; map it with "
         "shard_map over all of the mesh's axes"

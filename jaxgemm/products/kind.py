@@ -107,9 +107,11 @@ class Kind:
             derivative (wider, they would take twice the memory, and make the products of the backward pass as wide),
             and those of which several devices may add up parts. None: as ``compose``.
         among_devices: (params) -> those of a product in a program over several devices; None: they stay.
-        division: (local, types, params, platform=, decision=, count=) -> how ``local``, which computes it on one
-            device, is divided over ``count``; None: XLA divides what it computes. Without such a function it is
-            composed.
+        division: (local, types, params, platform=, decision=, count=, out=) -> how ``local``, which computes it on one
+            device, is divided over ``count``, where the result has type ``out``; None: XLA divides what it computes.
+            Without such a function it is composed.
+        part: (types, params, out) -> types of the operands on one device, and parameters, where the types say how they
+            are sharded, as ``out``, the result's, does; None: what each device has is not known before it is divided.
         refusal: what is said, after its name, of a kernel that cannot be divided; None: it is composed then.
         linear: as what it is differentiated; None: as what it is composed of.
         jvp, transpose, taylor: rules of its own where neither is so.
@@ -135,6 +137,7 @@ class Kind:
     narrow: Callable[..., Any] | None = None
     among_devices: Callable[[Params], Params] | None = None
     division: Callable[..., Any] | None = None
+    part: Callable[[Sequence[Any], Params, Any], tuple[list[Any], Params]] | None = None
     refusal: str | None = XLA_DIVIDES
     linear: Linear | None = None
     jvp: Callable[..., Any] | None = None
@@ -185,13 +188,3 @@ def by_name(params: Params) -> bool:
 def may_be_xlas(params: Params) -> bool:
     """Whether XLA's product may be taken for this very one, and so what it is composed with may be as in jnp."""
     return params["kernel"] in ("auto", "xla") and not params.get("batch_invariant", False)
-
-
-def left_to_xla(params: Params) -> Params:
-    """Parameters of a product in a program over several devices, where "auto" leaves it to XLA.
-
-    XLA runs products beside collectives, where ours have been slower (docs/sharding.md).
-    """
-    if params["kernel"] != "auto" or params.get("batch_invariant"):
-        return params
-    return dict(params, kernel="xla")

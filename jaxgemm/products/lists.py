@@ -34,7 +34,7 @@ from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
 from jaxgemm.products.arguments import canonical_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed
 from jaxgemm.products.call import call_list
-from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
+from jaxgemm.products.kind import Decision, Kind, Linear, Params
 from jaxgemm.products.register import register
 from jaxgemm.products.transposes import read_through_all
 from jaxgemm.sharding.partition import vary_alike
@@ -288,7 +288,6 @@ LISTS = Kind(
     decide=decide,
     launch=_launch,
     compose=compose,
-    among_devices=left_to_xla,
     refusal=None,
     read_through=_read_through,
     dimensions=lambda _avals, _params: (((), ()), ((), ())),

@@ -122,15 +122,16 @@ def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Call
         return partial(kind.compose, **params)
     decision = kind.decided(platform, types, params)
     explicit, exported, partly = explicit_axes(out.sharding.mesh), is_exported(ctx), is_partly_manual(ctx)
-    by_xla = not explicit and (partly or (is_partitioned(ctx) and exported))
+    by_xla = partly and not (explicit and kind.of_groups)
+    by_xla = by_xla or (not explicit and exported and is_partitioned(ctx))
     if not (explicit or by_xla or is_partitioned(ctx)):
         return partial(_on_one_device, kind, platform, decision, **params)
     divided = None
     if kind.division and not by_xla:
         local = partial(_compute, kind, platform)
-        divided = kind.division(local, types, params, platform=platform, decision=decision, count=count)
-    xlas = divided is None or (partly and kind.among_devices)
-    if xlas and decision.choice.kernel is not None and by_name(params) and kind.refusal:
+        where = {"platform": platform, "decision": decision, "count": count, "out": out}
+        divided = kind.division(local, types, params, **where)
+    if divided is None and decision.choice.kernel is not None and by_name(params) and kind.refusal:
         place = "in a program that is exported" if exported else "inside of a shard_map over some of the mesh's axes"
         raise UnsupportedError(wanted(params) + kind.refusal.format(place=place))
     if divided is not None:

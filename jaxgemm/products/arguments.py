@@ -67,7 +67,8 @@ def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
     JAX converts an array that is differentiated as it runs even then, and ``jax.debug_nans`` looks at the result, also
     where a product of groups never reads it.
     """
-    return x if x.dtype == dtype and not x.weak_type else lax.convert_element_type(x, dtype)
+    done = isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type
+    return x if done else lax.convert_element_type(x, dtype)
 
 
 @cache

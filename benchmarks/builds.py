@@ -35,7 +35,7 @@ def child(kernel: str, suites: Sequence[str]) -> None:
     """Run in a build's process: tell which products are ours, compile those that the first line of input names, and
     time the suite that each further line names.
     """
-    sys.path += [str(_HERE), str(_HERE.parent / "tests")]
+    sys.path.append(str(_HERE / "support"))
     import jax
     from built_products import Timed, products
     from paths import sets_of_operands

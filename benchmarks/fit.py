@@ -29,7 +29,7 @@ from jaxgemm.measure import configurations, report
 from jaxgemm.measure.configurations import Product
 from jaxgemm.roofline import KNOWN_DEVICES, DeviceLimits
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 import cost_constants
 
 _ROOT = Path(__file__).resolve().parent.parent

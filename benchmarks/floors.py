@@ -21,7 +21,7 @@ from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import Case, make_inputs
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path += [str(_HERE), str(_HERE / "support")]
 
 from ladder_textbook import parse  # noqa: E402
 from moving import TARGET, ready  # noqa: E402

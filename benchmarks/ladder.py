@@ -26,13 +26,13 @@ import jax.numpy as jnp
 import jaxgemm
 from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import DTYPES, Case
+from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path += [str(_HERE), str(_HERE / "support")]
 
 import ladder_docs  # noqa: E402
 import ladder_report  # noqa: E402
-from run import slug  # noqa: E402
 
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
 CPU_SIZES = (64, 128, 256)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
 
 #: The profiler's metric behind each figure. All but the last four lines are percentages.
 METRICS = {
@@ -149,9 +148,9 @@ def main() -> int:
         parser.error("ncu is not on the PATH: it comes with Nsight Compute")
 
     import jax
-    from run import slug
 
     from jaxgemm.measure import provenance, report
+    from jaxgemm.tuning import slug
 
     names = kernels()
     if not names:

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 
 from jaxgemm.measure import bench, report
 from jaxgemm.measure.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
+from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path.append(str(_HERE / "support"))
 
 from nvcc import build, register  # noqa: E402
-from run import slug  # noqa: E402
 
 SIZES = (1024, 2048, 4096)
 KERNELS = ("naive", "coalesced", "tiled")

@@ -23,13 +23,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 import jaxgemm
 from jaxgemm.measure import bench, provenance, report, timing
 from jaxgemm.measure.case import DTYPES
+from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path.append(str(_HERE / "support"))
 
 import parallel_cases  # noqa: E402
 from parallel_cases import BASE, Case  # noqa: E402
-from run import slug  # noqa: E402
 
 _SAMPLED_ROWS = 8
 _COLLECTIVE = re.compile(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")

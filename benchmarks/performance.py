@@ -18,7 +18,7 @@ from jaxgemm.measure import report
 from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path += [str(_HERE), str(_HERE / "support")]
 
 import builds  # noqa: E402
 from charts import chart  # noqa: E402

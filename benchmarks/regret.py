@@ -37,7 +37,7 @@ from jaxgemm.problem import Problem
 from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path += [str(_HERE), str(_HERE / "support")]
 
 from paths import sets_of_operands  # noqa: E402
 from shapes import SUITES, drawn  # noqa: E402

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import jaxgemm
 from jaxgemm.measure import bench, report
-from jaxgemm.tuning import slug as slug
+from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path.append(str(_HERE / "support"))
 
 import chain  # noqa: E402
 import gated_layers  # noqa: E402

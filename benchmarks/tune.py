@@ -33,7 +33,7 @@ from jaxgemm.precision import canonical
 from jaxgemm.problem import Problem
 
 _HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
+sys.path.append(str(_HERE / "support"))
 
 from shapes import SUITES  # noqa: E402
 

@@ -71,13 +71,15 @@ def _refusal(row: jaxgemm.Kernel) -> str:
 
 @pytest.fixture
 def benchmark_script(monkeypatch):
-    """Loads a script of benchmarks/ by its name. What it imports from there is forgotten afterwards."""
+    """Loads a module of benchmarks/ by its name. What it imports from there is forgotten afterwards."""
     folder = Path(__file__).parent.parent / "benchmarks"
     before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(folder / "support"))
     monkeypatch.syspath_prepend(str(folder))
 
     def load(name):
-        spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", folder / f"{name}.py")
+        (file,) = folder.rglob(f"{name}.py")
+        spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", file)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module

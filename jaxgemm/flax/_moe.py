@@ -21,8 +21,7 @@ from jax.typing import DTypeLike
 from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm.flax import _shared
-from jaxgemm.ragged.api import ragged_dot
-from jaxgemm.ragged.gated import ragged_gated
+from jaxgemm.ragged.api import ragged_dot, ragged_gated
 
 Initializer = Callable[..., Any]
 
@@ -143,11 +142,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """The layer's result, shaped as ``inputs``, and the loss for load balancing, a float32 scalar.
 
-    Args:
-        options: the layer's.
-        given: the parameters by name; those of experts may be one device's shard.
-        inputs: shape (..., features); a device's own with ``axis_name``.
-        axis_name: the mesh axis along which experts are sharded; None: all are held.
+    With ``axis_name``, along which experts are sharded, the experts' parameters and the inputs are a device's own.
     """
     if inputs.ndim == 0 or inputs.shape[-1] != options.features:
         raise ValueError(f"MoE: expected inputs (..., {options.features}), got shape {inputs.shape}")

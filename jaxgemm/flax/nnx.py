@@ -29,13 +29,7 @@ class _Fused(nnx.Module):
 
 
 class Linear(_Fused, nnx.Linear):
-    """``flax.nnx.Linear`` with a fused bias and activation.
-
-    Args:
-        *arguments, **keywords: flax's own: ``in_features, out_features`` and so on.
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.nnx.Linear`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs @ kernel + bias)``, along the last axis."""
@@ -43,13 +37,7 @@ class Linear(_Fused, nnx.Linear):
 
 
 class LinearGeneral(_Fused, nnx.LinearGeneral):
-    """``flax.nnx.LinearGeneral`` with a fused bias and activation.
-
-    Args:
-        *arguments, **keywords: flax's own: ``in_features, out_features`` and so on.
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.nnx.LinearGeneral`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs · kernel + bias)``, along the axes ``axis``."""
@@ -57,13 +45,7 @@ class LinearGeneral(_Fused, nnx.LinearGeneral):
 
 
 class Einsum(_Fused, nnx.Einsum):
-    """``flax.nnx.Einsum`` with a fused bias and activation.
-
-    Args:
-        *arguments, **keywords: flax's own: ``einsum_str, kernel_shape, bias_shape`` and so on.
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.nnx.Einsum`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: Any = None) -> jax.Array:
         """``activation(einsum(inputs, kernel) + bias)``; ``einsum_str`` here or in the constructor."""

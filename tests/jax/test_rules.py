@@ -7,13 +7,13 @@ import jax
 import pytest
 
 import jaxgemm
-from jaxgemm.choice import rules, rules_hopper, select
+from jaxgemm.choice import grouped, rules, rules_hopper, select
 from jaxgemm.choice.rules import Question, Side
 from jaxgemm.choice.rules_hopper import decide
 from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import Groups, Problem, plan
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
@@ -287,3 +287,13 @@ def test_rules_that_are_no_conditions_are_named():
     composed = select.select_gated(long, HOPPER, precision=None, kernel="auto")
     assert (composed.kernel, composed.rule, composed.contender) == (None, "gated-composed", "sm90")
     assert composed.ours > composed.theirs
+
+
+def test_a_grouped_kernel_without_a_cost_model(monkeypatch):
+    """It is taken wherever it can run: there is no time to hold XLA's against."""
+    row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
+    monkeypatch.setattr(grouped, "resolve", lambda *_: select.Choice(row))
+    sized = replace(problem(), batch=(1, 8), groups=Groups(False, 8))
+    for kernel, rule in (("auto", "grouped-one-launch"), ("sm90", "by-name")):
+        choice = grouped.choose(sized, HOPPER, precision=None, kernel=kernel)
+        assert (choice.kernel, choice.rule, choice.ours) == (row, rule, None)

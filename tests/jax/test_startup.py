@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxgemm import _requirements, _runtime
+from jaxgemm import _runtime
 
 
 def run(code, path=None, **environment):
@@ -86,13 +86,13 @@ def test_a_jax_that_is_too_old():
     ],
 )
 def test_which_versions_are_too_old(monkeypatch, installed, fits):
-    monkeypatch.setattr(_requirements, "version", lambda _: installed)
-    _requirements.check(["numpy>=99; extra == 'test'", "jax[cuda13]>=99"])
+    monkeypatch.setattr(_runtime, "version", lambda _: installed)
+    _runtime.check_requirements(["numpy>=99; extra == 'test'", "jax[cuda13]>=99"])
     if fits:
-        _requirements.check(["jaxlib>=0.10.2"])
+        _runtime.check_requirements(["jaxlib>=0.10.2"])
         return
     with pytest.raises(ImportError, match=rf"^jaxgemm needs jaxlib>=0\.10\.2, and jaxlib {re.escape(installed)} is"):
-        _requirements.check(["jaxlib>=0.10.2"])
+        _runtime.check_requirements(["jaxlib>=0.10.2"])
 
 
 def test_a_package_that_no_metadata_tells_of(monkeypatch):
@@ -101,8 +101,8 @@ def test_a_package_that_no_metadata_tells_of(monkeypatch):
     def unknown(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(_requirements, "version", unknown)
-    _requirements.check(["jax>=0.10.2"])
+    monkeypatch.setattr(_runtime, "version", unknown)
+    _runtime.check_requirements(["jax>=0.10.2"])
 
 
 @pytest.mark.parametrize("built", [(0, 4), (1, 0)])

@@ -38,7 +38,8 @@ def shown(monkeypatch):
 
 
 def script(name, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    for folder in ("benchmarks/support", "benchmarks"):
+        monkeypatch.syspath_prepend(ROOT / folder)
     return importlib.import_module(name)
 
 

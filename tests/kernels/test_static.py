@@ -18,7 +18,7 @@ import jaxgemm
 from jaxgemm._runtime import ffi
 from jaxgemm.kernels import find_kernel
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks/support"))
 
 from ladder_budget import RUNGS
 

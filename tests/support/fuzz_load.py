@@ -1,4 +1,4 @@
-"""Another stream's products, for tests/fuzz.py to run beside: ``python tests/fuzz_load.py`` is the one of a process.
+"""Another stream's products, for tests/fuzz.py to run beside: as a script this is the one of a process.
 
 Kernels of two streams of one process share the multiprocessors, those of two processes take turns on them. So on a GPU
 PyTorch, where it is installed, gives the products, on a stream of its own; JAX has one stream for a device's products,

@@ -13,7 +13,8 @@ import meshes  # asks for the eight devices of the pages' meshes
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+MAPS = ("tests/README.md", "benchmarks/README.md")
+PAGES = sorted([*MAPS, *(str(p.relative_to(ROOT)) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])])
 
 
 def blocks(page: str) -> list[tuple[int, str]]:
@@ -79,7 +80,7 @@ def test_links_are_found():
 
 
 #: What pages may name in backticks without a folder, beside what the repository's root has.
-FOLDERS = {"docs/sm90.md": ("", "ffi/cuda/sm90")}
+FOLDERS = {"docs/sm90.md": ("", "ffi/cuda/sm90"), **{page: ("", page.partition("/")[0]) for page in MAPS}}
 FILE = re.compile(r"`([\w./]+\.(?:h|cc|cu|cuh|cu\.in|inc|py|md|json))`")
 
 
@@ -89,6 +90,19 @@ def test_files_that_are_named_exist(page):
     assert named
     missing = [name for name in named if not any((ROOT / folder / name).is_file() for folder in FOLDERS[page])]
     assert not missing
+
+
+@pytest.mark.parametrize("page", MAPS)
+def test_a_map_is_of_the_whole_folder(page):
+    """Every file and folder beside it has a place on it."""
+    folder = (ROOT / page).parent
+    stands = {p.name + "/" * p.is_dir() for p in folder.iterdir() if p.name not in ("README.md", "__pycache__")}
+    assert stands == set(re.findall(r"`([\w.]+(?:/|\.py|\.json))`", (ROOT / page).read_text())) - {"docs/"}
+
+
+def test_scripts_stand_apart_from_what_they_import():
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        assert ('if __name__ == "__main__":' in path.read_text()) == (path.parent.name == "benchmarks"), path
 
 
 def test_names_of_the_engine_are_its_own():

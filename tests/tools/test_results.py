@@ -69,7 +69,7 @@ def test_a_kept_result_has_a_line_for_each_row(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
 def test_something_reads_a_kept_result(file):
     """A script, a test or a page names it, by its path in the folder or, where that is put together, its parts."""
-    readers = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "docs").glob("*.md"), *(ROOT / "tests").rglob("test_*.py")]
+    readers = [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/**/test_*.py")]
     path = file.relative_to(RESULTS).as_posix()
     assert any(path in text or f'"{file.name}"' in text for text in (reader.read_text() for reader in readers))
 

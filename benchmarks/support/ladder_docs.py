@@ -8,23 +8,20 @@ results beside it.
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import kernel_docs
+from ladder_budget import RUNGS
+from ladder_report import PATHS, draw, find, number, speeds
+
 from jaxgemm.measure import report
+from jaxgemm.tuning import slug
 
-_HERE = Path(__file__).resolve().parent
-sys.path.append(str(_HERE))
-
-import kernel_docs  # noqa: E402
-from ladder_budget import RUNGS  # noqa: E402
-from ladder_report import PATHS, draw, find, number, speeds  # noqa: E402
-from run import slug  # noqa: E402
-
-PAGE, PLOT = _HERE.parent / "docs/ladder.md", _HERE.parent / "docs/ladder.svg"
-RUNG_PAGES = _HERE.parent / "docs/ladder"
+_ROOT = Path(__file__).resolve().parents[2]
+PAGE, PLOT = _ROOT / "docs/ladder.md", _ROOT / "docs/ladder.svg"
+RUNG_PAGES = _ROOT / "docs/ladder"
 
 Result = dict[str, Any]
 
@@ -43,7 +40,7 @@ STALLS = {
 
 def beside(document: Result, name: str) -> Result:
     """Another result of that device, as "ladder_counters.json"; one of no rows if there is none."""
-    file = _HERE / "results" / slug(document["device"]) / name
+    file = _ROOT / "benchmarks/results" / slug(document["device"]) / name
     return report.load(file) if file.exists() else {"rows": []}
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parent.parent / "ffi/cuda/sm90/cost_constants.h"
+FILE = Path(__file__).resolve().parents[2] / "ffi/cuda/sm90/cost_constants.h"
 
 #: (name, unit, meaning). A unit of "" is a factor; an "exponent" is one of soft_max() in cost.cc, of the times named.
 CONSTANTS: tuple[tuple[str, str, str], ...] = (

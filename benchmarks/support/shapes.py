@@ -6,17 +6,14 @@ import itertools
 import json
 import math
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxgemm.measure.case import Case, parse_case
-
-sys.path.append(str(Path(__file__).resolve().parent))
-
 from chain import CHAINS
+
+from jaxgemm.measure.case import Case, parse_case
 
 
 @dataclass(frozen=True)
@@ -282,7 +279,7 @@ _MIXED: tuple[Case, ...] = tuple(
     for k, n in zip(CHAINS["mixed"].widths, (*CHAINS["mixed"].widths[1:], CHAINS["mixed"].widths[0]), strict=True)
 )
 
-_RESULTS = Path(__file__).resolve().parent / "results"
+_RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def _stored(device: str, suite: str) -> tuple[Case, ...]:

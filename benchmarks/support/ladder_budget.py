@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.kernels import Kernel, kernels
 
-SOURCES = Path(__file__).resolve().parents[1] / "ffi/cuda/ladder"
+SOURCES = Path(__file__).resolve().parents[2] / "ffi/cuda/ladder"
 
 # A multiprocessor of compute capability 9.0.
 THREADS, REGISTERS, PARTITIONS = 2048, 65536, 4

@@ -35,6 +35,8 @@ def choose(
     Raises:
         UnsupportedError: a kernel asked for by name cannot run it, or none can that is batch-invariant.
     """
+    if kernel == "xla" and batch_invariant:
+        raise UnsupportedError("batch_invariant: XLA's products make no such promise")
     if kernel not in ("auto", "xla") and not find_kernel(kernel).grouped:
         able = ", ".join(row.name for row in kernels() if row.grouped)
         raise UnsupportedError(f"kernel '{kernel}' has no grouped form; {able} has, and 'auto' runs everywhere")

@@ -103,7 +103,7 @@ def _product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: Params) -> 
 def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
     """The same, composed of two products; with ``narrow`` both are in the result's type, whoever computes them.
 
-    Why they are narrow somewhere, ``Kind.narrow`` says.
+    ``Kind.narrow`` says where, and why.
     """
     out = params["preferred_element_type"]
     dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=may_be_xlas(params))

@@ -162,7 +162,7 @@ def _of_rows_jvp(rows: _Rows, primals: Any, tangents: Any) -> tuple[jax.Array, j
 def compose(*operands: jax.Array, narrow: bool = False, **params: Any) -> jax.Array:
     """The same, composed of grouped products; with ``narrow`` these have the types of XLA's, whoever computes them.
 
-    Why they are narrow somewhere, ``Kind.narrow`` says.
+    ``Kind.narrow`` says where, and why.
     """
     found = _named(operands, params)
     return _finish(_products(found, _alone(found, params, narrow=narrow)), found, params, found.held)

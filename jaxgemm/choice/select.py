@@ -22,7 +22,7 @@ from jaxgemm.choice import rules, rules_hopper, xla_times
 from jaxgemm.choice.rules import Question, Reason, Side
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
+from jaxgemm.kernels import Device, Kernel, UnsupportedError, configuration, find_kernel, kernels
 from jaxgemm.problem import Problem
 
 #: The largest workspace a kernel may ask XLA for, in bytes.
@@ -318,25 +318,6 @@ def resolve(
 def _had(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     """Those of the options that the kernel has."""
     return tuple((name, value) for name, value in options if name in kernel.options)
-
-
-#: Options by names that they do not have any more.
-_RENAMED = {("sm90", "group"): "walk_height"}
-
-
-def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
-    """Option values in the table's order; ValueError for an option the kernel does not have."""
-    if not options:
-        return ()
-    given = dict(options)
-    unknown = sorted(set(given) - set(kernel.options))
-    for name in unknown:
-        if (kernel.name, name) in _RENAMED:
-            raise ValueError(f"option {name} of kernel '{kernel.name}' is called {_RENAMED[kernel.name, name]}")
-    if unknown:
-        known = ", ".join(kernel.options) or "none"
-        raise ValueError(f"kernel '{kernel.name}' has no option {', '.join(unknown)}; its options: {known}")
-    return tuple(given.get(name, values[0] if values else 0) for name, values in kernel.options.items())
 
 
 def _automatic(

@@ -103,6 +103,8 @@ class MoE(_moe.Options, nnx.Module):
         _moe.check(self)
         for name, (init, shape, dtype) in _moe.parameters(self, self.num_experts).items():
             setattr(self, name, nnx.Param(init(rngs.params(), shape, dtype)))
+        # Functions that are equal to themselves alone: with them equal layers would differ, and none could be pickled.
+        del self.kernel_init, self.bias_init
 
     def __call__(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The sum of the chosen experts' results for each token of ``inputs``, and the loss for load balancing.
@@ -118,7 +120,7 @@ class MoE(_moe.Options, nnx.Module):
                 experts each.
             UnsupportedError: as for :func:`jaxgemm.ragged_dot`.
         """
-        wanted = _moe.parameters(self, _moe.held_experts(self))
+        wanted = _moe.shapes(self, _moe.held_experts(self))
         given = {name: getattr(self, name)[...] for name in wanted}
         _moe.check_shapes(self, wanted, given)
         return _moe.forward(self, given, inputs, self.axis_name)

@@ -27,9 +27,9 @@ from jaxgemm import dtypes, wire
 from jaxgemm import precision as prec
 from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, configuration, in_one_launch
+from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, in_one_launch
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import Device, Kernel, device_for
+from jaxgemm.kernels import Device, Kernel, configuration, device_for
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
 from jaxgemm.products.arguments import canonical_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed

@@ -17,9 +17,9 @@ from jax import lax
 from oracle import Gated, Product, coarser, compare, dtype_of, finite, poison, random
 
 import jaxgemm
-from jaxgemm.choice.select import candidates, configuration, resolve
+from jaxgemm.choice.select import candidates, resolve
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
+from jaxgemm.kernels import UnsupportedError, configuration, device_for, find_kernel
 from jaxgemm.problem import Problem
 from jaxgemm.products.call import call
 from jaxgemm.ragged.form import Form

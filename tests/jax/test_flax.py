@@ -30,12 +30,6 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((3, 5, 8)), jnp.float32)
 
 
-def test_every_layer_says_what_it_adds():
-    for module, names in ((our_linen, ("Dense", "DenseGeneral")), (our_nnx, ("Linear", "LinearGeneral"))):
-        for name in (*names, "Einsum"):
-            assert "``activation`` and ``kernel``" in getattr(module, name).__doc__
-
-
 # --- linen ----------------------------------------------------------------------------------------------------
 
 #: name: (layer, positional arguments, keywords, whether the bias is fused)

@@ -32,7 +32,7 @@ def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, boo
     dtype = np.dtype(jnp.result_type(x, y))
     # Operands are bound as strongly typed, and the result is made weak at the end: a product that is composed of jnp's
     # functions would lose the weakness on its way.
-    x, y = lax.convert_element_type(x, dtype), lax.convert_element_type(y, dtype)
+    x, y = _as(x, dtype), _as(y, dtype)
     return x, y, (weak_x or weak_y) and _is_weak_sum(given[0], weak_x, given[1], weak_y)
 
 
@@ -45,7 +45,7 @@ def promoted(name: str, values: Sequence[ArrayLike]) -> tuple[list[jax.Array], b
     if len(types) == 1 and not all(x.weak_type for x in arrays):
         return arrays, False
     dtype, weak = jax.dtypes.result_type(*arrays, return_weak_type_flag=True)
-    return [lax.convert_element_type(x, dtype) for x in arrays], bool(weak)
+    return [_as(x, dtype) for x in arrays], bool(weak)
 
 
 def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tuple[jax.Array, jax.Array]:
@@ -58,7 +58,16 @@ def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tupl
     if common is None:
         return x, y
     wide = common if out is None else dtypes.common(common, out) or common
-    return lax.convert_element_type(x, wide), lax.convert_element_type(y, wide)
+    return _as(x, wide), _as(y, wide)
+
+
+def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The array in a type, and not weakly; itself if it is so already.
+
+    JAX converts an array that is differentiated as it runs even then, and ``jax.debug_nans`` looks at the result, also
+    where a product of groups never reads it.
+    """
+    return x if x.dtype == dtype and not x.weak_type else lax.convert_element_type(x, dtype)
 
 
 @cache
@@ -211,7 +220,7 @@ def float_operands(function: str, **named: ArrayLike) -> tuple[list[jax.Array], 
         names = ", ".join(x.dtype.name for x in arrays)
         raise TypeError(f"{function}: expected floating-point operands, got {names}")
     # Without weakness, which composed products lose.
-    return [x.astype(dtype) for x in arrays], all(map(gives_way, arrays))
+    return [_as(x, dtype) for x in arrays], all(map(gives_way, arrays))
 
 
 def float_result(name: str, given: DTypeLike | None, operands: np.dtype) -> np.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,11 +40,16 @@ def where(function: str, sizes: ArrayLike, offset: ArrayLike | None, held: int) 
 def first_group(given: ArrayLike | None) -> jax.Array:
     """The offset as the primitives take it; without one it is 0."""
     if given is None:
-        return jnp.zeros((1,), groups.SIZES)
+        return _no_offset()
     offset = integers("group_offset", given)
     if offset.shape not in ((), (1,)):
         raise ValueError(f"group_offset: expected one integer, of shape (1,), got shape {offset.shape}")
     return groups.narrow(offset.reshape(1))
+
+
+@partial(jax.jit, inline=True)  # else an eager call would bring the 0 from the host
+def _no_offset() -> jax.Array:
+    return jnp.zeros((1,), groups.SIZES)
 
 
 def integers(name: str, given: ArrayLike) -> jax.Array:

@@ -6,6 +6,8 @@ row 0 on; rows after the last group are no group's.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,8 +20,11 @@ def narrow(given: jax.Array) -> jax.Array:
     """Sizes or an offset of any integer type as ``SIZES``. One that does not fit becomes the nearest that does: a size
     beyond all rows, or an offset as far from any group.
     """
-    if given.dtype == SIZES:
-        return given
+    return given if given.dtype == SIZES else _narrowed(given)
+
+
+@partial(jax.jit, inline=True)  # else an eager call would bring the limits from the host
+def _narrowed(given: jax.Array) -> jax.Array:
     own, wanted = jnp.iinfo(given.dtype), jnp.iinfo(SIZES)
     least, most = max(int(own.min), int(wanted.min)), min(int(own.max), int(wanted.max))
     return jnp.clip(given, least, most).astype(SIZES)

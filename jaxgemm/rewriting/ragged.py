@@ -59,6 +59,7 @@ def with_whole_sums(eqn: Any) -> Any:
 def as_call(eqn: Any, function: Callable[..., Any]) -> Any:
     """An equation of a jaxpr as a call of a function of the same operands."""
     avals = [v.aval for v in eqn.invars]
-    with jax.sharding.use_abstract_mesh(avals[0].sharding.mesh):  # which is another one inside of a shard_map
+    # The mesh is another one inside of a shard_map. Where jax.disable_jit holds, there would be no call.
+    with jax.sharding.use_abstract_mesh(avals[0].sharding.mesh), jax.disable_jit(False):
         (call,) = jax.make_jaxpr(jax.jit(function))(*avals).jaxpr.eqns
     return eqn.replace(primitive=call.primitive, params=call.params)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -227,7 +228,8 @@ def _moved(
 
 
 def _mesh_axes(sharding: Any, rank: int) -> Spec:
-    parts = [() if p is None else (p,) if isinstance(p, str) else tuple(p) for p in sharding.spec]
+    spec = () if sharding is None else sharding.spec  # JAX's older partitioner has none of what is whole
+    parts = [() if p is None else (p,) if isinstance(p, str) else tuple(p) for p in spec]
     return tuple(parts + [()] * (rank - len(parts)))
 
 
@@ -289,12 +291,18 @@ class Division:
             shards = partial(_off_mesh, self.shards, plan)
             return mesh, shards, NamedSharding(mesh, plan.out_spec()), shardings
 
+        def infer(mesh: Any, arguments: Any, result: Any) -> Any:
+            """For JAX's older partitioner, which reads no rule: as for a result that nobody asks to be sharded."""
+            whole = SimpleNamespace(shape=result.shape, sharding=NamedSharding(mesh, PartitionSpec()))
+            return NamedSharding(mesh, self.plan(mesh, arguments[0], arguments[1], whole).out_spec())
+
         @custom_partitioning
         def product(*args: jax.Array) -> jax.Array:
             return self.whole(*args)
 
         product.def_partition(
             partition=partition,
+            infer_sharding_from_operands=infer,
             sharding_rule=", ".join(" ".join(n) for n in self.names) + " -> " + " ".join(self.factors.out),
             reduction_factors=self.factors.contracted,  # in the order in which the rule names them
             need_replication_factors=self.replicated,

@@ -240,3 +240,15 @@ def test_checkpoint_policies_keep_what_they_kept(name, x):
         return jnp.sum(jax.checkpoint(twice, policy=policy)(x))
 
     assert counted(jax.grad(override(loss)), x)[0] == counted(jax.grad(loss), x)[1]
+
+
+def test_without_jit():
+    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), jnp.array([2, 1])
+    numbers = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+    with jax.disable_jit():
+        for function in (
+            lambda x: lax.ragged_dot(x, w, sizes),
+            lambda x: lax.ragged_dot_general(x, w, sizes, numbers),
+            lambda x: jax.jit(lax.ragged_dot)(x, w, sizes),
+        ):
+            np.testing.assert_array_equal(jaxgemm.override(function)(x)[:, 0], [4, 4, 4, 0])

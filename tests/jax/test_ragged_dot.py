@@ -351,3 +351,43 @@ def test_temporaries_do_not_grow_with_the_groups():
     assert temporaries(1 << 17, 64, 64, 64) <= temporaries(1 << 17, 64, 64, 4) + 512 * 64 * 4
     assert temporaries(2048, 4096, 16, 64) <= 4 * (2048 * 4096 + 64 * 4096 * 16)
     assert temporaries(512, 64, 64, 64) <= 4 << 24
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_no_transfer_is_hidden(dtype):
+    """Eager calls bring nothing from the host: neither the first group's number nor limits of sizes."""
+    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), jnp.array([2, 1], dtype)
+    offset = jnp.array([0], dtype)
+    rows, sums = (
+        lax.RaggedDotDimensionNumbers((contract, ((), ())), (0,), groups)
+        for contract, groups in ((((1,), (1,)), (0,)), (((0,), (0,)), ()))
+    )
+    calls = [
+        lambda: jaxgemm.ragged_dot(x, w, sizes),
+        lambda: jaxgemm.ragged_dot(x, w, sizes, activation="relu"),
+        lambda: jaxgemm.ragged_dot(x, w, sizes, group_offset=offset),
+        lambda: jaxgemm.ragged_gated(x, w, w, sizes),
+        lambda: jaxgemm.ragged_dot_general(x, w, sizes, rows),
+        lambda: jaxgemm.ragged_dot_general(x, x, sizes, sums),
+    ]
+    with jax.transfer_guard("disallow"):
+        results = [call() for call in calls]
+    np.testing.assert_array_equal(results[0][:, 0], [4, 4, 4, 0])
+
+
+def test_debug_nans_sees_what_is_read_alone():
+    """Weights of a group without rows, and rows without a group, are in no result and in no gradient."""
+    x, w = jnp.ones((4, 4)), jnp.ones((2, 4, 4))
+    functions = [
+        lambda x, w, sizes: jaxgemm.ragged_dot(x, w, sizes),
+        lambda x, w, sizes: jaxgemm.ragged_dot(x, w, sizes, activation="gelu"),
+        lambda x, w, sizes: jaxgemm.ragged_gated(x, w, w, sizes),
+    ]
+    operands = [(x, w.at[1].set(jnp.nan), [4, 0]), (x.at[3].set(jnp.nan), w, [2, 1])]
+    for function in functions:
+        for rows, weights, sizes in operands:
+            loss = lambda x, w, f=function, s=sizes: f(x, w, jnp.array(s)).sum()  # noqa: E731
+            with jax.debug_nans(True):
+                got = jax.grad(loss, (0, 1))(rows, weights)
+            for value, expected in zip(got, jax.grad(loss, (0, 1))(x, w), strict=True):
+                np.testing.assert_array_equal(value, expected)

@@ -40,7 +40,8 @@ def where(function: str, sizes: ArrayLike, offset: ArrayLike | None, held: int) 
 def first_group(given: ArrayLike | None) -> jax.Array:
     """The offset as the primitives take it; without one it is 0."""
     if given is None:
-        return _no_offset()
+        none: jax.Array = _no_offset()
+        return none
     offset = integers("group_offset", given)
     if offset.shape not in ((), (1,)):
         raise ValueError(f"group_offset: expected one integer, of shape (1,), got shape {offset.shape}")

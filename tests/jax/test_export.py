@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxprs import equations
-from meshes import assert_close
+from meshes import assert_close, mesh
 from twins import kernels_for
 
 import jaxgemm
@@ -68,6 +71,30 @@ def test_export_of_any_number_of_rows(rng):
     np.testing.assert_allclose(exported.call(x, w, bias), layer("xla")(x, w, bias), rtol=1e-6)
     exported = export.export(jax.jit(layer("auto")))(rows, *structs((w, bias)))
     np.testing.assert_allclose(exported.call(x, w, bias), layer("auto")(x, w, bias), rtol=1e-6)
+
+
+BY_NAME = {
+    "gemm": lambda x, **how: jaxgemm.gemm(x, x, **how),
+    "matmul": lambda x, **how: jaxgemm.matmul(x, x, **how),
+    "gated": lambda x, **how: jaxgemm.gated_gemm(x, x, x, **how),
+    "list": lambda x, **how: jaxgemm.grouped_gemm([x], [x], **how),
+    "override": lambda x, **how: jaxgemm.override(jnp.dot, **how)(x, x),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, {"kernel": "host"}) for name in BY_NAME),
+        *((name, {"batch_invariant": True}) for name in ("gemm", "matmul", "gated")),
+    ],
+    ids=str,
+)
+def test_a_sharded_export_by_name_says_why_not(name, how):
+    """XLA's partitioner can call no function of ours when the program is divided, in another process."""
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=NamedSharding(mesh((2,), ("e",)), P("e")))
+    with pytest.raises(jaxgemm.UnsupportedError, match="in a program that is exported: XLA divides this program"):
+        export.export(jax.jit(partial(BY_NAME[name], **how)), disabled_checks=[CHECK])(x)
 
 
 # --- Ahead of time ---

@@ -7,8 +7,8 @@ A program is lowered under one policy of devices, for every kind:
 - *Shardings that are types*, and *operands that XLA's partitioner divides*: each device computes its part, as the
   kind's division says, and decides for itself.
 - *XLA divides by itself*, in a ``shard_map`` over some of the mesh's axes, and where the program is exported, as no
-  function of ours can be called when it is divided: XLA's products. A kernel asked for by name is refused, in such a
-  ``shard_map`` also where shardings are types, if "auto" would leave the product to XLA.
+  function of ours can be called when it is divided: XLA's products. A kernel asked for by name is refused. In such a
+  ``shard_map`` that holds where shardings are types too, but for products of groups, which are divided there.
 """
 
 from __future__ import annotations

@@ -30,15 +30,6 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((3, 5, 8)), jnp.float32)
 
 
-@pytest.mark.parametrize(("module", "names"), [(our_linen, "Dense DenseGeneral"), (our_nnx, "Linear LinearGeneral")])
-def test_every_layer_says_what_it_adds(module, names):
-    for name in (*names.split(), "Einsum"):
-        for keyword in ("activation", "kernel"):
-            assert f"``{keyword}``" in getattr(module, name).__doc__
-            assert f"``{keyword}``" in module.__doc__
-    assert all(f"``{field}``" in our_nnx.MoE.__doc__ for field in ("router", "w_gate", "w_up", "w_down", "b_up"))
-
-
 # --- linen ----------------------------------------------------------------------------------------------------
 
 #: name: (layer, positional arguments, keywords, whether the bias is fused)

@@ -2,8 +2,10 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+import types
 from importlib import metadata
 from pathlib import Path
 
@@ -120,3 +122,20 @@ def test_the_running_ffi_takes_what_was_built():
     assert built <= runtime
     _runtime.check_ffi_version(built, runtime)
     _runtime.check_ffi_version((0, 2), (0, 3))
+
+
+def test_a_build_for_a_python_that_is_too_old(monkeypatch):
+    """Before pip looks at requires-python it installs what a build needs, and would complain of jaxlib."""
+    core = types.ModuleType("scikit_build_core")
+    core.build = types.SimpleNamespace(
+        **dict.fromkeys(("build_editable", "build_sdist", "build_wheel", "get_requires_for_build_sdist")),
+        get_requires_for_build_wheel=lambda _: [],
+    )
+    monkeypatch.setitem(sys.modules, "scikit_build_core", core)
+    monkeypatch.setitem(sys.modules, "scikit_build_core.build", core.build)
+    monkeypatch.setenv("JAXGEMM_CUDA", "OFF")
+    backend = runpy.run_path(str(Path(__file__).resolve().parents[2] / "ffi/toolchain/backend.py"))
+    assert backend["get_requires_for_build_wheel"]() == backend["HEADERS"]
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(RuntimeError, match=r"^jaxgemm needs Python 3\.11 or newer, and this is Python "):
+        backend["get_requires_for_build_wheel"]()

@@ -1,4 +1,5 @@
-// From a plan to a launch. Each source file that includes this instantiates one operand type.
+// From a plan to a launch. Each source file that includes this instantiates one operand type, so that they
+// compile side by side.
 #pragma once
 
 #include <algorithm>

@@ -118,8 +118,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(names, params)
 
 
+#: Files whose tests read sources, documents, stored figures or machine code, and call nothing of JAX's: what they say is
+#: the same by every JAX, so that ``.ci/run`` leaves them out of its second run.
+ANY_JAX = {
+    *(f"kernels/test_{name}.py" for name in ("recall", "static")),
+    *(f"tools/test_{name}.py" for name in ("builds", "fit", "gpu_record", "machine_code", "modules", "performance")),
+    *(f"tools/test_{name}.py" for name in ("readme", "records", "roofline", "sanitize", "sizes", "subset")),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix() in ANY_JAX:
+            item.add_marker(pytest.mark.any_jax)
         if item.get_closest_marker("gpu"):
             row = _row(item)
             if reason := _refusal(row) if row else _cuda_missing():

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from jaxgemm.choice import rules, rules_hopper
 from jaxgemm.choice.rules import Question, Reason, Rule, Section
-from jaxgemm.choice.select import Candidate, Choice, configuration
+from jaxgemm.choice.select import Candidate, Choice
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
-from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.kernels import H200, configuration, find_kernel
 from jaxgemm.problem import Problem, plan
 from jaxgemm.products.kind import Decision
 from jaxgemm.roofline import KNOWN_DEVICES, floor

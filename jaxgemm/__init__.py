@@ -2,15 +2,14 @@
 
 from importlib.metadata import version as _version
 
-from jaxgemm import checkpoint_policies
+from jaxgemm import _runtime, checkpoint_policies  # noqa: F401  (first: it refuses packages that are too old)
 from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
 from jaxgemm.override import override
 from jaxgemm.products.gated import gated_gemm
 from jaxgemm.products.lists import grouped_gemm
-from jaxgemm.ragged.api import ragged_dot, ragged_dot_general
-from jaxgemm.ragged.gated import ragged_gated
+from jaxgemm.ragged.api import ragged_dot, ragged_dot_general, ragged_gated
 from jaxgemm.sharding.overlap import all_gather_matmul, matmul_reduce_scatter
 
 __version__ = _version("jaxgemm")

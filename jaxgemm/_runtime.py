@@ -1,11 +1,18 @@
-"""Loads the compiled module, checks that the running JAX can take it, and registers its handlers."""
+"""Loads the compiled module, checks that the running JAX can take it, and registers its handlers.
+
+It is imported before the rest of the package, so that packages that are too old are refused by name.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +29,28 @@ MANY_TARGET = "jaxgemm_many_gemm"
 LIBRARY = "libjaxgemm.so"
 
 
+def _release(text: str) -> tuple[int, ...]:
+    """The numbers at a version's beginning."""
+    return tuple(int(x) for x in re.findall(r"\d+", re.split(r"[^\d.]", text)[0]))
+
+
+def check_requirements(requirements: Iterable[str]) -> None:
+    """Raise ImportError if a package is installed that is older than required."""
+    for requirement in requirements:
+        if not (found := re.fullmatch(r"(\w+)>=([\d.]+)", requirement)):
+            continue  # of an extra
+        try:
+            installed = version(found[1])
+        except PackageNotFoundError:
+            continue  # its import says that, or finds it in another way
+        if _release(installed) < _release(found[2]):
+            raise ImportError(
+                f"jaxgemm needs {requirement}, and {found[1]} {installed} is installed. Install a newer one: "
+                f"pip install '{requirement}'",
+                name=found[1],
+            )
+
+
 def _load() -> Any:
     try:
         return import_module("jaxgemm._ffi")
@@ -33,11 +62,17 @@ def _load() -> Any:
                 "Install the package again (pip install .), or build it with JAXGEMM_LIBRARY naming such a library.",
                 name=LIBRARY,
             ) from error
-        if not any(here.glob("_ffi*.so")):
+        compiled = sorted(path.name for path in here.glob("_ffi*.so"))
+        if not compiled:
             raise ImportError(
                 f"jaxgemm was imported from {here}, which holds no compiled module: it is the source tree rather "
                 "than an installed package. Install it (pip install .) and run from another directory, or with "
                 "`python -P`, so that the source tree does not come first on sys.path."
+            ) from error
+        if isinstance(error, ModuleNotFoundError):
+            raise ImportError(
+                f"jaxgemm: the compiled module in {here} is for another Python: {', '.join(compiled)}. This is Python "
+                f"{sys.version_info.major}.{sys.version_info.minor}, for which jaxgemm has to be installed again."
             ) from error
         raise
 
@@ -87,4 +122,6 @@ def register() -> Any:
     return module
 
 
+with suppress(PackageNotFoundError):  # a source tree that is not installed has no module to load either
+    check_requirements(requires("jaxgemm") or ())
 ffi = register()

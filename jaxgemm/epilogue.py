@@ -102,11 +102,7 @@ def composed_type(epilogue: Epilogue, operands: Sequence[jax.Array], out: np.dty
     product has the accumulator's type too: c or bias is wider than the result, or alpha scales an f16 product, which
     may be out of f16's range before that.
 
-    Args:
-        epilogue: what follows.
-        operands: lhs, rhs[, c][, bias].
-        out: type of the result.
-        by_xla: whether XLA computes the product, or may.
+    Operands are lhs, rhs[, c][, bias]. ``by_xla``: whether XLA computes the product, or may.
     """
     lhs, rhs, *extra = (np.dtype(x.dtype) for x in operands)
     as_written = by_xla and out == dtypes.product(lhs, rhs) and jnp.issubdtype(out, jnp.inexact)
@@ -138,3 +134,8 @@ def apply(
     if epilogue.activation is not None:
         x = ACTIVATIONS[epilogue.activation](x)
     return x.astype(out_dtype)
+
+
+def gated(activation: str | None, gate: jax.Array, up: jax.Array, out_dtype: np.dtype) -> jax.Array:
+    """A gated pair's result of its two products, ``activation(gate) * up``."""
+    return (apply(Epilogue(activation=activation), gate, None, None, gate.dtype) * up).astype(out_dtype)

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+from jax.sharding import AxisType, NamedSharding
 
 from jaxgemm import api, roofline
+from jaxgemm._jax_private import explicit_axes
+from jaxgemm.choice import rules
+from jaxgemm.choice.select import Choice
 from jaxgemm.kernels import default_platform
-from jaxgemm.override import routing_of
-from jaxgemm.problem import Axes
-from jaxgemm.products.kind import KINDS
+from jaxgemm.override import OPENED, RAGGED, Routing, refusal, routing_of
+from jaxgemm.products.kind import KINDS, by_name
 from jaxgemm.products.report import Product as Product
+from jaxgemm.products.report import operands_of
 from jaxgemm.products.transposes import traced_order
-from jaxgemm.rewriting.left import Left, products_left
+
+
+@dataclass(frozen=True)
+class Left:
+    """A product that stays ``lax.dot_general`` or ``lax.ragged_dot``.
+
+    Attributes:
+        operands: "float32[128,64] x float32[64,32] -> float32".
+        why: the reason.
+        trips: how often the program runs it, where that is static (the length of a scan).
+    """
+
+    operands: str
+    why: str
+    trips: int = 1
+
+    def __str__(self) -> str:
+        times = "" if self.trips == 1 else f"  ({self.trips} times)"
+        return f"{self.operands}{times}\n  left       {self.why}"
 
 
 @dataclass(frozen=True)
@@ -28,21 +51,37 @@ class Explanation:
         device: the device's name.
         products: one entry a product.
         left: the products that are XLA's own because nothing routes them to jaxgemm; see :func:`jaxgemm.override`.
+        note: what is to be known of a program that XLA divides over several devices; empty: it divides none.
     """
 
     device: str
     products: tuple[Product, ...]
     left: tuple[Left, ...] = ()
+    note: str = ""
 
     def __str__(self) -> str:
         count = len(self.products)
         head = f"{count} product{'' if count == 1 else 's'} on {self.device}"
         head += f", {len(self.left)} more left to XLA" if self.left else ""
-        return "\n\n".join([head, *map(str, self.products), *map(str, self.left)])
+        return "\n\n".join([head + self.note, *map(str, self.products), *map(str, self.left)])
+
+
+#: Of a program with operands that are placed on several devices, in a mesh whose axes are no part of types.
+_DIVIDED = (
+    ", of arguments on {count} devices. XLA divides the products, and each device decides for its part as is said here "
+    "of the whole; in a program that jax.export makes they are XLA's"
+)
+#: Inside of a shard_map over some of the mesh's axes.
+_PARTLY = (
+    "in a shard_map over some of the mesh's axes XLA divides it over the others, and it cannot divide a kernel's call"
+)
 
 
 def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
     """What the products of a program become, without running it.
+
+    Inside of ``shard_map``, and where shardings are part of types, products are those of one device. Elsewhere XLA
+    divides them when it compiles, which ``explain`` does not: it shows them whole, and says so.
 
     Args:
         function: a function of ``args`` that calls jaxgemm or is :func:`jaxgemm.override`'s; or the first operand
@@ -61,47 +100,123 @@ def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: An
     if not callable(function):
         return explain(lambda *operands: api.gemm(*operands, **kwargs), function, *args, platform=platform)
     target = platform or default_platform()
-    closed = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args)
+    jaxpr = jax.make_jaxpr(lambda *operands: function(*operands, **kwargs))(*args).jaxpr
     limits = _limits(target)
-    name = limits.name if limits else target
-    products = [p for found in _walk(closed.jaxpr, 1) for p in _products(*found, target, limits)]
-    return Explanation(name, tuple(products), tuple(products_left(closed.jaxpr, routing_of(function))))
+    count = max((_placed_on(x) for x in jax.tree.leaves(args)), default=1)
+    on = _On(target, limits, count)
+    left = (found for each in _equations(jaxpr) for found in _left(each, routing_of(function)))
+    note = _DIVIDED.format(count=count) if count > 1 else ""
+    return Explanation(limits.name if limits else target, tuple(_products(jaxpr, on)), tuple(left), note)
 
 
-def _walk(jaxpr: Jaxpr, trips: int) -> Iterator[tuple[Any, list[Axes | None], int]]:
-    """Products, how their operands are transposed, and how often they run."""
+class _On(NamedTuple):
+    """What a program is explained for.
+
+    Attributes:
+        platform, limits: the device.
+        devices: how many the arguments are on.
+        partly: whether it is inside of a shard_map over some of the mesh's axes.
+    """
+
+    platform: str
+    limits: roofline.DeviceLimits | None
+    devices: int
+    partly: bool = False
+
+
+def _placed_on(x: Any) -> int:
+    """The devices that an argument is spread over, or whole on each of, if its type does not say how; else 1."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or explicit_axes(sharding.mesh):
+        return 1
+    return int(sharding.mesh.size)
+
+
+class _Equation(NamedTuple):
+    """One of a program.
+
+    Attributes:
+        eqn: the equation.
+        makers: those that make the values around it.
+        trips: how often it runs.
+        closed: the primitive around it that :func:`override` does not open; empty: there is none.
+    """
+
+    eqn: Any
+    makers: Mapping[Any, Any]
+    trips: int
+    closed: str
+
+
+def _equations(jaxpr: Jaxpr, trips: int = 1, closed: str = "") -> Iterator[_Equation]:
     makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        if eqn.primitive in KINDS and KINDS[eqn.primitive].decide:
-            operands = [None if isinstance(v, Literal) else makers.get(v) for v in eqn.invars]
-            yield eqn, [traced_order(maker) for maker in operands], trips
-        times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
+        yield _Equation(eqn, makers, trips, closed)
+        name = eqn.primitive.name
+        times = trips * eqn.params["length"] if name == "scan" else trips
+        within = closed or ("" if name in OPENED else name)
         for inner in jaxprs_in_params(eqn.params):
-            yield from _walk(inner, times)
+            yield from _equations(inner, times, within)
 
 
-def _products(
-    eqn: Any, orders: list[Axes | None], trips: int, platform: str, limits: roofline.DeviceLimits | None
-) -> Iterator[Product]:
-    kind, avals, params = KINDS[eqn.primitive], [v.aval for v in eqn.invars], eqn.params
-    assert kind.decide is not None
-    types = avals
+def _products(jaxpr: Jaxpr, on: _On) -> Iterator[Product]:
+    """What the products of a program become."""
+    for found in _equations(jaxpr):
+        if found.eqn.primitive in KINDS and KINDS[found.eqn.primitive].decide:
+            yield from _product(found, on)
+
+
+def _product(of: _Equation, on: _On) -> Iterator[Product]:
+    kind, avals, params = KINDS[of.eqn.primitive], [v.aval for v in of.eqn.invars], of.eqn.params
+    types, out = avals, of.eqn.outvars[0].aval
     if kind.read_through:
-        _, types, params = kind.read_through(orders, avals, params)
-    decision = kind.decide(platform, types, params)
+        makers = [None if isinstance(v, Literal) else of.makers.get(v) for v in of.eqn.invars]
+        _, types, params = kind.read_through([traced_order(maker) for maker in makers], avals, params)
+    mesh = out.sharding.mesh
+    if kind.among_devices and max(on.devices, 1 if mesh.empty else mesh.size) > 1:
+        params = kind.among_devices(params)
+    on = on._replace(partly=on.partly or (_is_partly_manual(mesh) and not (explicit_axes(mesh) and kind.of_groups)))
+    if kind.part and explicit_axes(mesh) and not on.partly:
+        types, params = kind.part(types, params, out)
+        avals = types
+    decision = kind.decided(on.platform, types, params)
+    if on.partly and decision.choice.rule not in rules.SETTLED and not by_name(params):
+        decision = replace(decision, choice=Choice.xlas(rules.DIVIDED, _PARTLY))
     found: Iterable[Product]
     if decision.choice.kernel is None and kind.compose:
         assert kind.describe_composed is not None
         # Explained is what runs on one device.
         alone = dict(params, out_sharding=None) if "out_sharding" in params else params
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
-        composed = _walk(jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr, 1)
-        products = [p for part in composed for p in _products(*part, platform, limits)]
-        found = kind.describe_composed(products, decision, avals=avals, params=params)
+        composed = jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr
+        found = kind.describe_composed(_products(composed, on), decision, avals=avals, params=params)
     else:
         assert kind.describe is not None
-        found = kind.describe(avals, params, decision, limits, types=types, platform=platform)
-    yield from (replace(product, trips=trips) for product in found)
+        found = kind.describe(avals, params, decision, on.limits, types=types, platform=on.platform)
+    yield from (replace(product, trips=of.trips) for product in found)
+
+
+def _left(of: _Equation, routing: Routing | None) -> Iterator[Left]:
+    """An equation that is a product and not jaxgemm's, of a program that ``override`` routed so, if it did."""
+    eqn = of.eqn
+    if eqn.primitive is lax.dot_general_p or eqn.primitive.name == RAGGED:
+        operands = f"{operands_of([v.aval for v in eqn.invars[:2]])} -> {eqn.outvars[0].aval.dtype.name}"
+        yield Left(operands, _why(eqn, routing, of.closed), of.trips)
+
+
+def _why(eqn: Any, routing: Routing | None, closed: str) -> str:
+    if closed:
+        return f"it is inside of {closed}, which is not opened"
+    reason = refusal(eqn, routing or Routing())
+    if reason or routing is None:
+        return reason or "nothing routes it to jaxgemm; jaxgemm.override would"
+    return "it was traced outside of the function that is overridden"
+
+
+def _is_partly_manual(mesh: Any) -> bool:
+    """Whether a type's mesh has axes of a ``shard_map`` and others, as :func:`is_partly_manual` has it."""
+    others = any(n > 1 and t != AxisType.Manual for n, t in zip(mesh.axis_sizes, mesh.axis_types, strict=True))
+    return others and AxisType.Manual in mesh.axis_types
 
 
 def _limits(platform: str) -> roofline.DeviceLimits | None:

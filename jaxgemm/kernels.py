@@ -111,6 +111,25 @@ def find_kernel(name: str) -> Kernel:
         raise ValueError(f"kernel: got {name!r}, expected one of {names}") from None
 
 
+#: Options by names that they do not have any more.
+_RENAMED = {("sm90", "group"): "walk_height"}
+
+
+def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """Option values in the table's order; ValueError for an option the kernel does not have."""
+    if not options:
+        return ()
+    given = dict(options)
+    unknown = sorted(set(given) - set(kernel.options))
+    for name in unknown:
+        if (kernel.name, name) in _RENAMED:
+            raise ValueError(f"option {name} of kernel '{kernel.name}' is called {_RENAMED[kernel.name, name]}")
+    if unknown:
+        known = ", ".join(kernel.options) or "none"
+        raise ValueError(f"kernel '{kernel.name}' has no option {', '.join(unknown)}; its options: {known}")
+    return tuple(given.get(name, values[0] if values else 0) for name, values in kernel.options.items())
+
+
 @dataclass(frozen=True)
 class Device:
     """What kernel selection knows of a device.

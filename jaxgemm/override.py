@@ -336,7 +336,7 @@ def _refusal_by_name(eqn: Any, routing: Routing) -> str:
         for product in products:
             kind = KINDS.get(product.primitive)
             if kind and kind.decide:
-                kind.decide(platform, [v.aval for v in product.invars], product.params)
+                kind.decided(platform, [v.aval for v in product.invars], product.params)
     except UnsupportedError as error:
         return str(error)
     return ""

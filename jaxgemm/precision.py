@@ -37,8 +37,12 @@ def canonical(precision: Precision) -> Precision:
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         if precision is None:
             return None
+    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
+        precision = lax.DotAlgorithmPreset[precision]
+    if precision is lax.DotAlgorithmPreset.DEFAULT:  # not None: it was asked for, whatever jax's configuration says
+        return lax.Precision.DEFAULT, lax.Precision.DEFAULT
     if isinstance(precision, lax.DotAlgorithmPreset):
-        return None if precision is lax.DotAlgorithmPreset.DEFAULT else precision
+        return precision
     if isinstance(precision, lax.DotAlgorithm):  # a named tuple, so it must come before pairs
         types = ("lhs_precision_type", "rhs_precision_type", "accumulation_type")
         return precision._replace(**{name: np.dtype(getattr(precision, name)) for name in types})
@@ -46,19 +50,16 @@ def canonical(precision: Precision) -> Precision:
         if len(precision) != 2:
             raise ValueError(f"precision: a pair names both operands, got {len(precision)} entries")
         return _one(precision[0]), _one(precision[1])
-    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
-        preset = lax.DotAlgorithmPreset[precision]
-        if precision != "DEFAULT":
-            return preset
-    one = _one(precision)
+    one = _one(precision, *lax.DotAlgorithmPreset.__members__)
     return one, one
 
 
-def _one(value: Any) -> lax.Precision:
+def _one(value: Any, *others: str) -> lax.Precision:
+    """A value's precision; ``others`` are what else an error names."""
     try:
         return lax.Precision(value)
     except ValueError:
-        names = ["default", "high", "highest", *lax.DotAlgorithmPreset.__members__]
+        names = ["default", "high", "highest", *others]
         raise ValueError(f"precision: got {value!r}, expected one of {', '.join(names)}") from None
 
 

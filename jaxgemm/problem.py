@@ -264,12 +264,7 @@ def _candidates(lhs: _Side, rhs: _Side) -> Iterator[tuple[int, Plan]]:
 
 @cache
 def plan(lhs_shape: Axes, rhs_shape: Axes, dimension_numbers: DimensionNumbers) -> Plan:
-    """The view of a dot_general that moves the least data.
-
-    Args:
-        lhs_shape, rhs_shape: shapes of the operands, row-major in memory.
-        dimension_numbers: as ``lax.dot_general`` takes them.
-    """
+    """The view of a dot_general that moves the least data, of operands that are row-major in memory."""
     (lc, rc), (lb, rb) = dimension_numbers
     lhs_free = tuple(i for i in range(len(lhs_shape)) if i not in (*lc, *lb))
     rhs_free = tuple(i for i in range(len(rhs_shape)) if i not in (*rc, *rb))

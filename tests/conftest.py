@@ -118,8 +118,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(names, params)
 
 
-#: Files whose tests read sources, documents, stored figures or machine code, and call nothing of JAX's: what they say is
-#: the same by every JAX, so that ``.ci/run`` leaves them out of its second run.
+#: Files whose tests read sources, documents, stored figures or machine code, and call nothing of JAX's. What they say
+#: is the same by every JAX, so that ``.ci/run`` leaves them out of its second run.
 ANY_JAX = {
     *(f"kernels/test_{name}.py" for name in ("recall", "static")),
     *(f"tools/test_{name}.py" for name in ("builds", "fit", "gpu_record", "machine_code", "modules", "performance")),

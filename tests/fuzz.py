@@ -6,14 +6,15 @@ batch-invariant ones, NaN and infinity. One in five is of groups of rows: of ran
 huge and many small groups, with NaN in every row that is of no group. One in twenty is a list of products of different
 shapes. It is compiled once and run on two sets of numbers, each twice. Wrong are:
 
-- a result outside of tests/oracle.py's bounds (a looser one where XLA computes the product), NaN and infinity included;
+- a result outside of tests/support/oracle.py's bounds (a looser one where XLA computes the product), NaN and infinity
+  included;
 - two runs with different bits, and rows of a batch-invariant product that change when others are left out;
-- reads and writes out of bounds, as far as tests/guards.py sees them: six in ten of our kernels' calls get buffers that
-  lie between poison;
+- reads and writes out of bounds, as far as tests/support/guards.py sees them: six in ten of our kernels' calls get
+  buffers that lie between poison;
 - any error but UnsupportedError, which is counted as a refusal.
 
     python tests/fuzz.py 600 1                      ten minutes
-    python tests/fuzz.py 600 1 --load               beside another stream's products (support/fuzz_load.py)
+    python tests/fuzz.py 600 1 --load               beside another stream's products (tests/support/fuzz_load.py)
     python tests/fuzz.py 600 1 --kernel sm90        one kernel's products; may be repeated
     python tests/fuzz.py 600 1 --groups             products of groups, and lists of products, alone
     python tests/fuzz.py 600 1 --only 57            product 57 of that seed; may be repeated

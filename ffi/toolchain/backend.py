@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def _setting(name: str, default: str, settings: Settings) -> str:
 
 
 def _extra(settings: Settings) -> list[str]:
+    if sys.version_info < (3, 11):  # noqa: UP036  (pip asks before it looks at requires-python)
+        raise RuntimeError(f"jaxgemm needs Python 3.11 or newer, and this is Python {platform.python_version()}")
     if _setting("JAXGEMM_LIBRARY", "", settings):
         return []
     if _setting("JAXGEMM_CUDA", "AUTO", settings).upper() in {"OFF", "0", "FALSE", "NO"}:

@@ -189,13 +189,7 @@ class Section:
 
 
 def first(sections: Iterable[Section], question: Question, without: str = "") -> Rule | None:
-    """The first rule whose condition holds; None if there is none.
-
-    Args:
-        sections: are read in order, and the rules of each in theirs.
-        question: what is to be decided.
-        without: the name of a rule that is passed over.
-    """
+    """The first rule whose condition holds; None if there is none. One is passed over, if its name is ``without``."""
     for section in sections:
         if section.of(question):
             for rule in section.rules:
@@ -249,6 +243,7 @@ INVARIANT = Reason(
     "batch-invariant",
     "batch-invariant: chosen for a fixed number of rows, whatever there are; of groups, all tiles add up in one order",
 )
+DIVIDED = Reason("divided-by-xla", "XLA divides the program by itself, and it cannot divide a kernel's call")
 TUNED = Reason("tuned", "this very product was measured on this chip, and jaxgemm/tuning holds what was fastest")
 UNFIT = Reason("no-kernel-fits", "no kernel that was measured can run the product, each for its own reason")
 #: How a gated pair of products is computed.
@@ -273,8 +268,11 @@ MANY_ONE_LAUNCH = Reason("many-one-launch", "many products in few launches, what
 MANY_FEW = Reason("few-products", "fewer than two of the products have anything to multiply")
 MANY_MISSING = Reason("no-many-form", "no kernel that may run here has a form for many products")
 
+#: What leaves a product to XLA whatever its extents are, and so a part of it on each of several devices.
+SETTLED = frozenset(reason.name for reason in (*FACTS.rules, BY_NAME, SYMBOLIC))
+
 #: All that decides and is no rule: these need what their caller knows.
 REASONS = (
-    *(BY_NAME, SYMBOLIC, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
+    *(BY_NAME, SYMBOLIC, DIVIDED, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
     *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_NOTHING, GROUPED_MISSING, MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
 )

@@ -309,11 +309,9 @@ SECTIONS = (FP32, UNALIGNED, ACTIVATED, BATCHES, FEW_ROWS, MATRICES, LAST)
 
 
 def decide(question: Question, without: str = "") -> tuple[Rule, Side]:
-    """The rule that decides for a product, and whether ours or XLA computes it.
+    """The rule that decides for a product that no fact leaves to XLA, and whether ours or XLA computes it.
 
-    Args:
-        question: a product that no fact leaves to XLA, with expected times.
-        without: the name of a rule, other than the last, that is passed over.
+    ``without`` is the name of a rule, other than the last, that is passed over.
     """
     rule = first(SECTIONS, question, without)
     assert rule is not None, "the last rule decides whatever is left"

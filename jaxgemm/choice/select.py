@@ -7,6 +7,7 @@ and rules_hopper.py say: XLA's product, or the one of our kernels whose cost mod
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,7 +22,7 @@ from jaxgemm.choice import rules, rules_hopper, xla_times
 from jaxgemm.choice.rules import Question, Reason, Side
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
+from jaxgemm.kernels import Device, Kernel, UnsupportedError, configuration, find_kernel, kernels
 from jaxgemm.problem import Problem
 
 #: The largest workspace a kernel may ask XLA for, in bytes.
@@ -65,18 +66,34 @@ class Choice:
         ours: the microseconds that it expects; None if it has no cost model.
         theirs: the microseconds that XLA's product should take; None if that is not modelled.
         arithmetic: how the kernel multiplies, one of :data:`jaxgemm.precision.ARITHMETICS`.
+        further: where several calls make up the product, the choices of those after the first, of the same kernel.
     """
 
-    kernel: Kernel | None
-    config: tuple[int, ...]
-    workspace: int
-    why: str
+    kernel: Kernel | None = None
+    config: tuple[int, ...] = ()
+    workspace: int = 0
+    why: str = ""
     considered: tuple[Candidate, ...] = ()
     rule: str = ""
     contender: str = ""
     ours: float | None = None
     theirs: float | None = None
     arithmetic: str = "plain"
+    further: tuple[Choice, ...] = ()
+
+    @staticmethod
+    def xlas(rule: Reason, why: str = "") -> Choice:
+        """XLA's own product, by this rule, because of what it says unless more is known."""
+        return Choice(why=why or rule.says, rule=rule.name)
+
+    def left(self, rule: Reason, why: str) -> Choice:
+        """The same, for which what is known of a kernel of ours speaks."""
+        return replace(self, kernel=None, config=(), workspace=0, considered=(), further=(), rule=rule.name, why=why)
+
+    @property
+    def expected(self) -> float:
+        """The microseconds that the kernel expects for this call; infinity if it has no cost model."""
+        return self.considered[0].microseconds if self.considered else math.inf
 
 
 def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device) -> tuple[str, int]:
@@ -117,23 +134,18 @@ def select(
 ) -> Choice:
     """The kernel for a problem.
 
-    Args:
-        problem: what is to be computed.
-        device: where.
-        precision: canonical precision (:func:`jaxgemm.precision.canonical`).
-        kernel: "auto", "xla", or a name from the table.
-        options: (name, value) pairs of the kernel's options.
-        batch_invariant: whether the choice must not depend on m or the batch, nor a row's bits on other rows.
+    The precision is canonical. Options are the kernel's, or with "auto" those of kernels that have them. With
+    ``batch_invariant`` the choice must not depend on m or the batch, nor a row's bits on other rows.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the problem.
     """
     if kernel == "xla":
-        return _xla(rules.BY_NAME, "XLA's product was asked for by name")
+        return Choice.xlas(rules.BY_NAME, "XLA's product was asked for by name")
     if batch_invariant:
         return _invariant(problem, device, precision, kernel, options)
     if kernel == "auto":
-        return _automatic(problem, device, precision)
+        return _automatic(problem, device, precision, options)
     row = find_kernel(kernel)
     choice = resolve(kernel, configuration(row, options), problem, device, precision)
     if not isinstance(choice, Choice):
@@ -190,35 +202,72 @@ def _pinned(
     return resolve(row.name, configuration(row, tuple({**given, **held}.items())), problem, device, precision)
 
 
+#: What a kernel has that computes several products at once, by the attribute of its row.
+_FORMS = {"gated": "gated form", "grouped": "grouped form", "many": "form for many products"}
+
+
+def in_one_launch(
+    form: str,
+    kernel: str,
+    device: Device,
+    weighed: Callable[[Kernel], Choice | str],
+    missing: Reason,
+    *,
+    batch_invariant: bool = False,
+) -> Choice:
+    """The kernel that computes several products at once, by a form of its own; no kernel where XLA or others do.
+
+    Args:
+        form: which one, by the attribute of the table's rows.
+        weighed: (kernel) -> the choice of it or of what should take less time, or why it cannot run the products.
+        missing: what says that no kernel has the form.
+        batch_invariant: whether only a kernel may compute them.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name has the form, and cannot run these, or none can that must.
+    """
+    if kernel == "xla":
+        return Choice.xlas(rules.BY_NAME, "XLA's products were asked for by name")
+    by_name = kernel != "auto"
+    rows = [find_kernel(kernel)] if by_name else [row for row in kernels() if row.platform == device.platform]
+    rows = [row for row in rows if getattr(row, form)]
+    has = f"kernel '{kernel}' has no" if by_name else f"no kernel for {device.platform} has a"
+    left, reasons = Choice.xlas(rules.UNFIT), []
+    if not rows:
+        left, reasons = Choice.xlas(missing), [f"{has} {_FORMS[form]}"]
+    for row in rows:
+        found = weighed(row)
+        if isinstance(found, Choice) and found.kernel is not None:
+            return found
+        if isinstance(found, Choice):
+            left, found = found, found.why
+        reasons.append(found)
+    if batch_invariant or (by_name and rows):
+        raise UnsupportedError(("batch_invariant: " if batch_invariant else "") + "; ".join(reasons))
+    return replace(left, why="; ".join(reasons))
+
+
 def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice:
     """The kernel that computes a gated pair of products in one launch; no kernel where they are to be composed.
 
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
     """
-    if kernel == "xla":
-        return _xla(rules.BY_NAME, "XLA's products were asked for by name")
-    if kernel != "auto" and not find_kernel(kernel).gated:
-        return _xla(rules.GATED_MISSING, f"kernel '{kernel}' has no gated form")
-    rows = [row for row in kernels() if row.gated and row.platform == device.platform]
-    if kernel == "auto" and not rows:
-        return _xla(rules.GATED_MISSING, f"no kernel for {device.platform} has a gated form")
-    left, reasons = _xla(rules.UNFIT, ""), []
-    for row in rows if kernel == "auto" else [find_kernel(kernel)]:
+
+    def weighed(row: Kernel) -> Choice | str:
         found = resolve(row.name, (), problem, device, precision)
-        if isinstance(found, Choice):
-            composed = _composed(problem, device, precision)
-            if kernel != "auto":
-                return _ours(found, rules.BY_NAME, "asked for by name", composed)
-            if _expected(found) <= _ONE_LAUNCH_MARGIN * composed:
-                why = f"one launch; two products and what follows should take {composed:.0f} us"
-                return _ours(found, rules.GATED_ONE_LAUNCH, why, composed)
-            left = _left(_ours(found, rules.GATED_COMPOSED, "", composed))
-            found = f"one launch expects {_expected(found):.0f} us, two products should take {composed:.0f}"
-        elif kernel != "auto":
-            raise UnsupportedError(found)
-        reasons.append(found)
-    return replace(left, why="; ".join(reasons))
+        if not isinstance(found, Choice):
+            return found
+        composed = _composed(problem, device, precision)
+        if kernel != "auto":
+            return _ours(found, rules.BY_NAME, rules.BY_NAME.says, composed)
+        if found.expected <= _ONE_LAUNCH_MARGIN * composed:
+            why = f"one launch; two products and what follows should take {composed:.0f} us"
+            return _ours(found, rules.GATED_ONE_LAUNCH, why, composed)
+        why = f"one launch expects {found.expected:.0f} us, two products should take {composed:.0f}"
+        return _ours(found, rules.GATED_COMPOSED, why, composed).left(rules.GATED_COMPOSED, why)
+
+    return in_one_launch("gated", kernel, device, weighed, rules.GATED_MISSING)
 
 
 #: One launch is taken if it expects to take up to this many times what two products should, as it needs no memory for
@@ -230,7 +279,7 @@ def _composed(problem: Problem, device: Device, precision: prec.Precision) -> fl
     """Microseconds that a gated pair should take as two products, be they XLA's or ours, and what follows them."""
     single = replace(problem, epilogue=Epilogue(), gated=False)
     best, theirs = contender(single, device, precision), xla_times.microseconds(single)
-    product = min(_expected(best) if isinstance(best, Choice) else math.inf, math.inf if theirs is None else theirs)
+    product = min(best.expected if isinstance(best, Choice) else math.inf, math.inf if theirs is None else theirs)
     return 2 * product + xla_times.combining_microseconds(problem)
 
 
@@ -266,46 +315,35 @@ def resolve(
     return reason or Choice(row, config, workspace, "", considered, arithmetic=problem.arithmetic)
 
 
-#: Options by names that they do not have any more.
-_RENAMED = {("sm90", "group"): "walk_height"}
+def _had(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """Those of the options that the kernel has."""
+    return tuple((name, value) for name, value in options if name in kernel.options)
 
 
-def configuration(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
-    """Option values in the table's order; ValueError for an option the kernel does not have."""
-    if not options:
-        return ()
-    given = dict(options)
-    unknown = sorted(set(given) - set(kernel.options))
-    for name in unknown:
-        if (kernel.name, name) in _RENAMED:
-            raise ValueError(f"option {name} of kernel '{kernel.name}' is called {_RENAMED[kernel.name, name]}")
-    if unknown:
-        known = ", ".join(kernel.options) or "none"
-        raise ValueError(f"kernel '{kernel.name}' has no option {', '.join(unknown)}; its options: {known}")
-    return tuple(given.get(name, values[0] if values else 0) for name, values in kernel.options.items())
-
-
-def _automatic(problem: Problem, device: Device, precision: prec.Precision) -> Choice:
+def _automatic(
+    problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...]
+) -> Choice:
     """What jaxgemm/tuning holds for this very product, or else what the rules say."""
     question = Question(problem, device, precision)
     if fact := rules.first([rules.FACTS], question):
-        return _xla(fact, fact.sentence(question))
-    best, theirs = contender(problem, device, precision), xla_times.microseconds(problem)
+        return Choice.xlas(fact, fact.sentence(question))
+    best, theirs = contender(problem, device, precision, options), xla_times.microseconds(problem)
     if known := tuning.find(device.name, tuning.Key.of(problem, precision)):
         why = _measured(known, problem)
         if known.measured.kernel != "xla":
-            config = configuration(find_kernel(known.measured.kernel), known.measured.options)
-            found = resolve(known.measured.kernel, config, problem, device, precision)
+            row = find_kernel(known.measured.kernel)
+            config = configuration(row, (*known.measured.options, *_had(row, options)))
+            found = resolve(row.name, config, problem, device, precision)
             if isinstance(found, Choice):
                 return _ours(found, rules.TUNED, why, theirs)
         elif isinstance(best, Choice):
-            return _left(_ours(best, rules.TUNED, why, theirs))
+            return _ours(best, rules.TUNED, why, theirs).left(rules.TUNED, why)
     if not isinstance(best, Choice):
-        return replace(_xla(rules.UNFIT, best), theirs=theirs)
-    question = replace(question, ours=_expected(best), theirs=theirs)
+        return replace(Choice.xlas(rules.UNFIT, best), theirs=theirs)
+    question = replace(question, ours=best.expected, theirs=theirs)
     rule, side = rules_hopper.decide(question)
     choice = _ours(best, rule, rule.sentence(question), theirs)
-    return choice if side is Side.OURS else _left(choice)
+    return choice if side is Side.OURS else choice.left(rule, choice.why)
 
 
 def _measured(known: tuning.Found, problem: Problem) -> str:
@@ -314,12 +352,15 @@ def _measured(known: tuning.Found, problem: Problem) -> str:
     return f"measured on {where}: {known.measured.us:.1f} us, otherwise {known.measured.instead_us:.1f} us"
 
 
-def contender(problem: Problem, device: Device, precision: prec.Precision) -> Choice | str:
+def contender(
+    problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...] = ()
+) -> Choice | str:
     """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
-    known = Question(problem, device, precision).contenders
-    tried = [resolve(name, (), problem, device, precision) for x in known for name in x.kernels]
+    rows = [find_kernel(name) for x in Question(problem, device, precision).contenders for name in x.kernels]
+    configs = [configuration(row, _had(row, options)) for row in rows]
+    tried = [resolve(row.name, config, problem, device, precision) for row, config in zip(rows, configs, strict=True)]
     choices = [found for found in tried if isinstance(found, Choice)]
-    return min(choices, key=_expected) if choices else "; ".join(map(str, tried))
+    return min(choices, key=lambda choice: choice.expected) if choices else "; ".join(map(str, tried))
 
 
 def _theirs(problem: Problem, device: Device, precision: prec.Precision) -> float | None:
@@ -328,21 +369,8 @@ def _theirs(problem: Problem, device: Device, precision: prec.Precision) -> floa
     return xla_times.microseconds(problem) if modelled else None
 
 
-def _expected(choice: Choice) -> float:
-    return choice.considered[0].microseconds if choice.considered else math.inf
-
-
 def _ours(found: Choice, rule: Reason, why: str, theirs: float | None) -> Choice:
     """A kernel of ours, with what decided for it."""
     assert found.kernel is not None
-    ours = found.considered[0].microseconds if found.considered else None
+    ours = found.expected if found.considered else None
     return replace(found, why=why, rule=rule.name, contender=found.kernel.name, ours=ours, theirs=theirs)
-
-
-def _left(choice: Choice) -> Choice:
-    """XLA's product, which what is known of a kernel of ours speaks for."""
-    return replace(choice, kernel=None, config=(), workspace=0, considered=())
-
-
-def _xla(rule: Reason, why: str) -> Choice:
-    return Choice(None, (), 0, why, rule=rule.name)

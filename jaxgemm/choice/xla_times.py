@@ -135,12 +135,7 @@ def together(outer: int, groups: int, m: int, k: int, n: int) -> bool:
 
 
 def parts_microseconds(moved: int, device: Device) -> float:
-    """The time that it should take to make parts of fp32 numbers, and add their results up, where so many bytes move.
-
-    Args:
-        moved: bytes that are read and written.
-        device: whose memory moves them.
-    """
+    """The time that it should take to make parts of fp32 numbers and add their results up, where so many bytes move."""
     return _PARTS_US + moved / (_PARTS_BANDWIDTH * device.bytes_per_us)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,13 +21,15 @@ from jax.typing import DTypeLike
 from jaxgemm import api
 from jaxgemm import precision as prec
 from jaxgemm.flax import _shared
-from jaxgemm.ragged.api import ragged_dot
-from jaxgemm.ragged.gated import ragged_gated
+from jaxgemm.ragged.api import ragged_dot, ragged_gated
 
 Initializer = Callable[..., Any]
 
 #: When the router's logits become weights: after the experts are chosen, or before.
 SOFTMAX = ("after", "before")
+
+
+_KERNEL_INIT, _BIAS_INIT = lecun_normal(), zeros_init()
 
 
 @dataclass(eq=False)  # layers inherit this, and compare as flax's do
@@ -45,8 +47,9 @@ class Options:
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     precision: prec.Precision = None
-    kernel_init: Initializer = lecun_normal()  # noqa: RUF009  (a function, which is not changed)
-    bias_init: Initializer = zeros_init()  # noqa: RUF009
+    # By factories, as a function that is a class's attribute would be a method of its instances.
+    kernel_init: Initializer = field(default_factory=lambda: _KERNEL_INIT)
+    bias_init: Initializer = field(default_factory=lambda: _BIAS_INIT)
     axis_name: str | None = None
     kernel: str = "auto"
 
@@ -103,27 +106,36 @@ def held_experts(options: Options) -> int:
     return options.num_experts // size
 
 
-def parameters(options: Options, held: int) -> dict[str, Parameter]:
-    """The parameters by name, with ``held`` experts."""
-    weights = partial(_for_each_expert, options.kernel_init)
+def shapes(options: Options, held: int) -> dict[str, tuple[int, ...]]:
+    """The parameters' shapes by name, with ``held`` experts."""
     wide, narrow = (held, options.features, options.hidden), (held, options.hidden, options.features)
-    found = {"router": Parameter(options.kernel_init, (options.features, options.num_experts), jnp.float32)}
+    found: dict[str, tuple[int, ...]] = {"router": (options.features, options.num_experts)}
     if options.gated:
-        found["w_gate"] = Parameter(weights, wide, options.param_dtype)
-    found["w_up"] = Parameter(weights, wide, options.param_dtype)
-    found["w_down"] = Parameter(weights, narrow, options.param_dtype)
+        found["w_gate"] = wide
+    found |= {"w_up": wide, "w_down": narrow}
     if options.use_bias:
-        found["b_up"] = Parameter(options.bias_init, wide[::2], options.param_dtype)
-        found["b_down"] = Parameter(options.bias_init, narrow[::2], options.param_dtype)
+        found |= {"b_up": wide[::2], "b_down": narrow[::2]}
     return found
 
 
-def check_shapes(options: Options, wanted: Mapping[str, Parameter], given: Mapping[str, jax.Array]) -> None:
+def parameters(options: Options, held: int) -> dict[str, Parameter]:
+    """The parameters by name, with ``held`` experts."""
+    weights = partial(_for_each_expert, options.kernel_init)
+
+    def parameter(name: str, shape: tuple[int, ...]) -> Parameter:
+        if name == "router":
+            return Parameter(options.kernel_init, shape, jnp.float32)
+        return Parameter(weights if name.startswith("w_") else options.bias_init, shape, options.param_dtype)
+
+    return {name: parameter(name, shape) for name, shape in shapes(options, held).items()}
+
+
+def check_shapes(options: Options, wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, jax.Array]) -> None:
     """ValueError for parameters that are not those of the experts which this device holds."""
-    for name, parameter in wanted.items():
-        if given[name].shape != parameter.shape:
+    for name, shape in wanted.items():
+        if given[name].shape != shape:
             where = "" if options.axis_name is None else f" on each device of axis {options.axis_name!r}"
-            raise ValueError(f"MoE: expected {name} of shape {parameter.shape}{where}, got {given[name].shape}")
+            raise ValueError(f"MoE: expected {name} of shape {shape}{where}, got {given[name].shape}")
 
 
 def _for_each_expert(init: Initializer, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
@@ -143,11 +155,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """The layer's result, shaped as ``inputs``, and the loss for load balancing, a float32 scalar.
 
-    Args:
-        options: the layer's.
-        given: the parameters by name; those of experts may be one device's shard.
-        inputs: shape (..., features); a device's own with ``axis_name``.
-        axis_name: the mesh axis along which experts are sharded; None: all are held.
+    With ``axis_name``, along which experts are sharded, the experts' parameters and the inputs are a device's own.
     """
     if inputs.ndim == 0 or inputs.shape[-1] != options.features:
         raise ValueError(f"MoE: expected inputs (..., {options.features}), got shape {inputs.shape}")

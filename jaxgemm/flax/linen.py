@@ -45,12 +45,7 @@ class _Fused(nn.Module):
 
 
 class Dense(_Fused, nn.Dense):
-    """``flax.linen.Dense`` with a fused bias and activation.
-
-    Attributes:
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.linen.Dense`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -59,12 +54,7 @@ class Dense(_Fused, nn.Dense):
 
 
 class DenseGeneral(_Fused, nn.DenseGeneral):
-    """``flax.linen.DenseGeneral`` with a fused bias and activation.
-
-    Attributes:
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.linen.DenseGeneral`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -73,12 +63,7 @@ class DenseGeneral(_Fused, nn.DenseGeneral):
 
 
 class Einsum(_Fused, nn.Einsum):
-    """``flax.linen.Einsum`` with a fused bias and activation.
-
-    Attributes:
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.linen.Einsum`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     # flax's forward pass has no place for another product, so this one is written out.
     @nn.compact

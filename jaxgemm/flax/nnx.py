@@ -29,13 +29,7 @@ class _Fused(nnx.Module):
 
 
 class Linear(_Fused, nnx.Linear):
-    """``flax.nnx.Linear`` with a fused bias and activation.
-
-    Args:
-        *arguments, **keywords: flax's own: ``in_features, out_features`` and so on.
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.nnx.Linear`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs @ kernel + bias)``, along the last axis."""
@@ -43,13 +37,7 @@ class Linear(_Fused, nnx.Linear):
 
 
 class LinearGeneral(_Fused, nnx.LinearGeneral):
-    """``flax.nnx.LinearGeneral`` with a fused bias and activation.
-
-    Args:
-        *arguments, **keywords: flax's own: ``in_features, out_features`` and so on.
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.nnx.LinearGeneral`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs · kernel + bias)``, along the axes ``axis``."""
@@ -57,13 +45,7 @@ class LinearGeneral(_Fused, nnx.LinearGeneral):
 
 
 class Einsum(_Fused, nnx.Einsum):
-    """``flax.nnx.Einsum`` with a fused bias and activation.
-
-    Args:
-        *arguments, **keywords: flax's own: ``einsum_str, kernel_shape, bias_shape`` and so on.
-        activation: applied to the result, by name; see :func:`jaxgemm.gemm`.
-        kernel: which kernel computes the product; see :func:`jaxgemm.gemm`.
-    """
+    """``flax.nnx.Einsum`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: Any = None) -> jax.Array:
         """``activation(einsum(inputs, kernel) + bias)``; ``einsum_str`` here or in the constructor."""
@@ -121,6 +103,8 @@ class MoE(_moe.Options, nnx.Module):
         _moe.check(self)
         for name, (init, shape, dtype) in _moe.parameters(self, self.num_experts).items():
             setattr(self, name, nnx.Param(init(rngs.params(), shape, dtype)))
+        # Functions that are equal to themselves alone: with them equal layers would differ, and none could be pickled.
+        del self.kernel_init, self.bias_init
 
     def __call__(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The sum of the chosen experts' results for each token of ``inputs``, and the loss for load balancing.
@@ -136,7 +120,7 @@ class MoE(_moe.Options, nnx.Module):
                 experts each.
             UnsupportedError: as for :func:`jaxgemm.ragged_dot`.
         """
-        wanted = _moe.parameters(self, _moe.held_experts(self))
+        wanted = _moe.shapes(self, _moe.held_experts(self))
         given = {name: getattr(self, name)[...] for name in wanted}
         _moe.check_shapes(self, wanted, given)
         return _moe.forward(self, given, inputs, self.axis_name)

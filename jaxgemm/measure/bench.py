@@ -115,19 +115,8 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the derived ones too."""
-        case = self.case
         return {
-            "problem": str(case),
-            "m": case.m,
-            "n": case.n,
-            "k": case.k,
-            "batch": case.batch,
-            "layout": case.layout,
-            "dtype": case.dtype,
-            "out_dtype": case.out_dtype,
-            "precision": case.precision if case.dtype == "float32" else None,
-            "bias": case.bias,
-            "activation": case.activation,
+            **self.case.to_json(),
             "kernel": self.kernel,
             "chosen": self.chosen,
             "status": self.status,

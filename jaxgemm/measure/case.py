@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -59,6 +59,11 @@ class Case:
         a = (self.k, self.m) if self.layout[0] == "T" else (self.m, self.k)
         b = (self.n, self.k) if self.layout[1] == "T" else (self.k, self.n)
         return (*lead, *a), (*lead, *b)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as rows of results have them."""
+        precision = self.precision if self.dtype == "float32" else None
+        return {"problem": str(self), **asdict(self), "out_dtype": self.out_dtype, "precision": precision}
 
     @property
     def plain(self) -> bool:

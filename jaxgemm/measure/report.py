@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,10 +207,7 @@ def _by_kernel(product: Mapping[str, Any]) -> list[dict[str, Any]]:
     xla = {name: _program(path) for name, path in product["xla"].items()}
     about = {
         **{name: product[name] for name in ("source",) if name in product},
-        "problem": product["problem"],
-        **asdict(case),
-        "out_dtype": case.out_dtype,
-        "precision": case.precision if case.dtype == "float32" else None,
+        **case.to_json(),
         **{name: product.get(name) for name in ("floor_us", "floor_bound", "floor_unit")},
     }
     rows = []

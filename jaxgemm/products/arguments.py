@@ -14,9 +14,8 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
-from jaxgemm.choice.select import configuration
 from jaxgemm.epilogue import ACTIVATIONS
-from jaxgemm.kernels import find_kernel
+from jaxgemm.kernels import configuration, find_kernel
 
 Options = tuple[tuple[str, int], ...]
 

@@ -58,11 +58,8 @@ def at_axis(x: jax.Array, bdim: int | None, axis: int, size: int) -> jax.Array:
 def cotangent(side: int, x: Any, y_rank: int, dims: DimensionNumbers) -> tuple[DimensionNumbers, Axes, Any]:
     """The product that is the cotangent of an operand, up to a transposition.
 
-    Args:
-        side: 0 for that of lhs, a product of the result's cotangent with rhs; 1 for that of rhs, one of lhs with it.
-        x: the operand's type.
-        y_rank: the other operand's rank.
-        dims: of the product.
+    That of lhs, of ``side`` 0, is a product of the result's cotangent with rhs; that of rhs one of lhs with it. ``x``
+    is the operand's type, and ``y_rank`` the other's rank.
 
     Returns:
         Its dimension numbers, which axis of the operand each of its axes is, and what it must be sharded as so that its

@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
+from jaxgemm.choice import rules
 from jaxgemm.choice.select import select
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
@@ -35,7 +36,7 @@ from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
 from jaxgemm.products import axes, report, symbolic
 from jaxgemm.products.arguments import Options, check_kernel, of_one_type
 from jaxgemm.products.call import call
-from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, by_name, may_be_xlas
 from jaxgemm.products.register import register
 from jaxgemm.products.transposes import read_through
 from jaxgemm.products.xla_product import padding, why_padded, xla_product
@@ -151,8 +152,7 @@ def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, 
         operands = [x for x in (c, bias) if x is not None]
         return gemm_p.bind(lhs, rhs, *operands, **params), out_bdim
     out_dtype = np.dtype(params["preferred_element_type"])
-    by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
-    between = composed_type(epilogue, args, out_dtype, by_xla=by_xla)
+    between = composed_type(epilogue, args, out_dtype, by_xla=may_be_xlas(params))
     product, z_bdim = dict(params, epilogue=epilogue.scaling(), preferred_element_type=between), None
     if lhs_bdim is not None or rhs_bdim is not None:
         product, z_bdim = axes.batched(axis_data, product, lhs, rhs, lhs_bdim, rhs_bdim)
@@ -182,37 +182,30 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     out = np.dtype(params["preferred_element_type"])
     kept = dtypes.summed(np.dtype(lhs.dtype), np.dtype(rhs.dtype), out)
     epilogue: Epilogue = params["epilogue"]
-    kernel, derived = params["kernel"], not params["strict"]
-    invariant = params["batch_invariant"]
-    if unknown := symbolic.choose(avals, kernel=kernel, batch_invariant=invariant, derived=derived):
+    if unknown := symbolic.choose(avals, params):
         return Decision(unknown)
-    wanted = {"precision": params["precision"], "kernel": kernel, "options": params["options"]}
-    wanted["batch_invariant"] = invariant
+    how = {name: params[name] for name in ("precision", "kernel", "options", "batch_invariant")}
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
     forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
     if forms != [(epilogue.scaling(), kept)]:
         forms.append((epilogue.scaling(), kept))
     device = device_for(platform)
-    problem, choice, refusal = None, None, None
+    found, refusal = None, None
     for form, result in forms:
         names = (np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name)
         problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, names, form)
         try:
-            choice = select(problem, device, **wanted)
+            found = Decision(select(problem, device, **how), problem, view)
         except UnsupportedError as error:
             refusal = refusal or error
             continue
         # What is XLA's is left whole.
-        if choice.kernel is not None or kernel in ("auto", "xla"):
-            return Decision(choice, problem, view)
-    if choice is None:
+        if found.choice.kernel is not None or params["kernel"] in ("auto", "xla"):
+            return found
+    if found is None:
         assert refusal is not None
-        assert problem is not None
-        if not derived:
-            raise _refused(refusal, lhs, rhs, out)
-        choice = select(problem, device, **{**wanted, "kernel": "auto", "options": (), "batch_invariant": False})
-        choice = replace(choice, why=f"a derivative's product; {refusal}; {choice.why}")
-    return Decision(choice, problem, view)
+        raise _refused(refusal, lhs, rhs, out)
+    return found
 
 
 def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:
@@ -286,30 +279,52 @@ def _describe(
 
 
 def _among_devices(params: Params) -> Params:
-    """A kernel by name has a block for every tile, where it has that option: others wait for a collective's to end."""
-    params = left_to_xla(params)
-    if params["kernel"] in ("auto", "xla") or "grid" not in find_kernel(params["kernel"]).options:
+    """A kernel has a block for every tile, where it has that option: others wait for a collective's to end."""
+    kernel = params["kernel"]
+    auto = kernel == "auto" and not params["batch_invariant"]
+    if not auto and (kernel in ("auto", "xla") or "grid" not in find_kernel(kernel).options):
         return params
     return dict(params, options=tuple({"grid": 2, **dict(params["options"])}.items()))
 
 
 def _division(
-    local: Local, avals: Sequence[Any], params: Params, platform: str, decision: Decision, count: int
+    local: Local, avals: Sequence[Any], params: Params, platform: str, decision: Decision, count: int, out: Any
 ) -> Division | None:
-    """None where XLA computes the product, unless its sums may be of a wrong length on a device."""
+    """None where XLA computes the product on every device, unless its sums may be of a wrong length there.
+
+    Where shardings are types, each device's part is known, and decided for; elsewhere XLA's partitioner asks ``local``.
+    """
     lhs, rhs = avals[:2]
-    dims, epilogue = params["dimension_numbers"], params["epilogue"]
-    padded = count > 1 and padding(platform, lhs, rhs, dims, parts=count) is not None
-    if decision.choice.kernel is None and not padded:
+    padded = count > 1 and padding(platform, lhs, rhs, params["dimension_numbers"], parts=count) is not None
+    if decision.choice.kernel is None and decision.choice.rule in rules.SETTLED and not padded:
         return None
-    factors = Factors.of(dims, len(lhs.shape), len(rhs.shape))
-    names = factors.operands(epilogue)
+    known = explicit_axes(out.sharding.mesh) and not by_name(params) and not padded
+    if known and decide(platform, *_part(avals, params, out)).choice.kernel is None:
+        return None
+    return _divided(local, avals, params)
+
+
+def _divided(local: Local, avals: Sequence[Any], params: Params) -> Division:
+    factors = Factors.of(params["dimension_numbers"], *(len(x.shape) for x in avals[:2]))
+    names = factors.operands(params["epilogue"])
 
     def specs(plan: Assignment) -> list[PartitionSpec]:
         out = plan.out_spec()  # c and bias are added to the sum, and so sharded as the result is
         return [*map(plan.spec, names[:2]), *(PartitionSpec(*out[len(out) - len(n) :]) for n in names[2:])]
 
     return Division(factors, names, specs, partial(local, **params), partial(_on_shards, local, params))
+
+
+def _part(avals: Sequence[Any], params: Params, out: Any) -> tuple[list[Any], Params]:
+    """The operands' types on one device, and the parameters there, where these types say how they are sharded."""
+    mesh = out.sharding.mesh
+    divided = _divided(_launch, avals, params)
+    plan = divided.plan(mesh, avals[0], avals[1], out)
+    shapes = [NamedSharding(mesh, s).shard_shape(x.shape) for x, s in zip(avals, divided.specs(plan), strict=True)]
+    types = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, avals, strict=True)]
+    if plan.is_partial():
+        return types[:2], dict(params, epilogue=params["epilogue"].scaling())
+    return types, params
 
 
 def _on_shards(local: Local, params: Params, plan: Assignment, *operands: jax.Array) -> jax.Array:
@@ -344,6 +359,7 @@ DENSE = Kind(
     by_xla=_by_xla,
     among_devices=_among_devices,
     division=_division,
+    part=_part,
     read_through=_read_through,
     dimensions=lambda _, params: params["dimension_numbers"],
     describe=_describe,

@@ -23,14 +23,14 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxgemm import precision as prec
 from jaxgemm.choice import rules
 from jaxgemm.choice.select import Choice, select_gated
-from jaxgemm.epilogue import Epilogue, apply, composed_type
+from jaxgemm.epilogue import Epilogue, composed_type, gated
 from jaxgemm.kernels import device_for
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
 from jaxgemm.products.arguments import check_activation, check_kernel, float_operands, float_result, weakly_typed
 from jaxgemm.products.call import call
 from jaxgemm.products.derivatives import Series, Terms, activated, series_of
-from jaxgemm.products.kind import Decision, Kind, Params, left_to_xla
+from jaxgemm.products.kind import Decision, Kind, Params, may_be_xlas
 from jaxgemm.products.register import register
 from jaxgemm.sharding.partition import vary_alike
 
@@ -54,8 +54,8 @@ def gated_gemm(
         w_up: shape (k, n).
         activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
         out_dtype: type of the result; by default that of the promoted operands. Sums, the activation and the
-            multiplication are in the accumulator's type, rounded once; but products that XLA computes, or that several
-            devices do, are rounded to the result's type first, as in jnp.
+            multiplication are in the accumulator's type, rounded once; but products that XLA computes, or that are
+            divided over several devices, are rounded to the result's type first, as in jnp.
         precision: of both products, as for :func:`jaxgemm.gemm`.
         kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a gated form computes the
             two products, and jnp the rest.
@@ -103,15 +103,12 @@ def _product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: Params) -> 
 def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
     """The same, composed of two products; with ``narrow`` both are in the result's type, whoever computes them.
 
-    Products are narrow where they are kept for a derivative, as they would be in jnp: wider, they would take twice the
-    memory, and make the products of the backward pass as wide. So are those of which several devices may add up parts.
+    ``Kind.narrow`` says where, and why.
     """
     out = params["preferred_element_type"]
-    by_xla = params["kernel"] in ("auto", "xla") and not params["batch_invariant"]
-    dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=by_xla)
+    dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=may_be_xlas(params))
     dot = partial(_product, x, dtype=dtype, params=params)
-    activation = Epilogue(activation=params["activation"])
-    return (apply(activation, dot(gate), None, None, dtype) * dot(up)).astype(out)
+    return gated(params["activation"], dot(gate), dot(up), out)
 
 
 def _batch(_: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, int] | None:
@@ -122,9 +119,9 @@ def _batch(_: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, int] | N
 
 def _taylor(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any) -> Series:
     out = np.dtype(params["preferred_element_type"])
-    (x, gate, up), (dx, dgate, dup) = primals, series
+    x, *weights = zip(primals, series, strict=True)
     dot = partial(_product, dtype=out, params=params)
-    first, second = (series_of(dot, (x, dx), w) for w in ((gate, dgate), (up, dup)))
+    first, second = (series_of(dot, x, w) for w in weights)
     return series_of(jnp.multiply, activated(params["activation"], out, first), second)
 
 
@@ -134,10 +131,10 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
     """
-    if unknown := symbolic.choose(avals, kernel=params["kernel"], batch_invariant=params["batch_invariant"]):
+    if unknown := symbolic.choose(avals, params):
         return Decision(unknown)
     if params["batch_invariant"]:
-        return Decision(Choice(None, (), 0, "each is batch-invariant by itself", rule=rules.INVARIANT.name))
+        return Decision(Choice.xlas(rules.INVARIANT, "each is batch-invariant by itself"))
     problem = problem_of(avals[0], avals[1], params)
     choice = select_gated(problem, device_for(platform), precision=params["precision"], kernel=params["kernel"])
     return Decision(choice, problem)
@@ -174,7 +171,6 @@ GATED = Kind(
     launch=launch,
     compose=compose,
     narrow=partial(compose, narrow=True),
-    among_devices=left_to_xla,
     refusal=(
         ": a gated product is one launch on one device, and this program is divided over several; map it with "
         "shard_map over all of the mesh's axes"

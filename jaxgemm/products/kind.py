@@ -28,13 +28,14 @@ JAX hands them over, ``*operands, **params``. The parameters that all kinds have
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive
 
 from jaxgemm.choice.select import Choice
+from jaxgemm.kernels import UnsupportedError
 from jaxgemm.problem import DimensionNumbers, Plan, Problem
 
 Params = dict[str, Any]
@@ -97,17 +98,20 @@ class Kind:
         several: whether it has several results, and so a list of them.
         abstract: (types, params) -> the result's type, and effects.
         decide: (platform, types, params) -> what computes it on one device; raises UnsupportedError where a kernel
-            that is asked for by name cannot. None: it is always composed.
+            that is asked for by name cannot. None: it is always composed. Callers take ``decided``.
         launch: (decision, operands, params) -> the result by the kernel that was decided for.
         by_xla: (platform, parts, operands, params) -> the result by XLA's products, which XLA may divide over so many
             devices afterwards; None: there are none for this kind, and it is composed.
         compose: (operands, params) -> the same made of other kinds of product; None: it is made of none.
         narrow: the same with products as wide as they are in jnp, whoever computes them: those that are kept for a
-            derivative, and those that several devices add up. None: as ``compose``.
+            derivative (wider, they would take twice the memory, and make the products of the backward pass as wide),
+            and those of which several devices may add up parts. None: as ``compose``.
         among_devices: (params) -> those of a product in a program over several devices; None: they stay.
-        division: (local, types, params, platform=, decision=, count=) -> how ``local``, which computes it on one
-            device, is divided over ``count``; None: XLA divides what it computes. Without such a function it is
-            composed.
+        division: (local, types, params, platform=, decision=, count=, out=) -> how ``local``, which computes it on one
+            device, is divided over ``count``, where the result has type ``out``; None: XLA divides what it computes.
+            Without such a function it is composed.
+        part: (types, params, out) -> types of the operands on one device, and parameters, where the types say how they
+            are sharded, as ``out``, the result's, does; None: what each device has is not known before it is divided.
         refusal: what is said, after its name, of a kernel that cannot be divided; None: it is composed then.
         linear: as what it is differentiated; None: as what it is composed of.
         jvp, transpose, taylor: rules of its own where neither is so.
@@ -133,6 +137,7 @@ class Kind:
     narrow: Callable[..., Any] | None = None
     among_devices: Callable[[Params], Params] | None = None
     division: Callable[..., Any] | None = None
+    part: Callable[[Sequence[Any], Params, Any], tuple[list[Any], Params]] | None = None
     refusal: str | None = XLA_DIVIDES
     linear: Linear | None = None
     jvp: Callable[..., Any] | None = None
@@ -144,6 +149,26 @@ class Kind:
     of_groups: bool = False
     describe: Callable[..., Any] | None = None
     describe_composed: Callable[..., Any] | None = None
+
+    def decided(self, platform: str, types: Sequence[Any], params: Params) -> Decision:
+        """What computes a product of operands with these types on one device.
+
+        A product that only a derivative needs takes the kernel that was asked for by name where that can compute it,
+        and else what "auto" takes.
+
+        Raises:
+            UnsupportedError: a kernel that is asked for by name cannot, or none can that is batch-invariant.
+        """
+        assert self.decide is not None
+        try:
+            return self.decide(platform, types, params)
+        except UnsupportedError as refusal:
+            if params.get("strict", True):
+                raise
+            free = {"kernel": "auto", "options": (), "batch_invariant": False}
+            found = self.decide(platform, types, params | {name: free[name] for name in free.keys() & params.keys()})
+            why = f"a derivative's product; {refusal}; {found.choice.why}"
+            return replace(found, choice=replace(found.choice, why=why))
 
 
 #: The kinds by their primitives; jaxgemm/products/register.py fills it.
@@ -157,15 +182,9 @@ def wanted(params: Params) -> str:
 
 def by_name(params: Params) -> bool:
     """Whether a kernel of ours was asked for, so that XLA's product may not stand in."""
-    asked = params["kernel"] not in ("auto", "xla") or params.get("batch_invariant", False)
-    return bool(asked and params.get("strict", True))
+    return not may_be_xlas(params) and bool(params.get("strict", True))
 
 
-def left_to_xla(params: Params) -> Params:
-    """Parameters of a product in a program over several devices, where "auto" leaves it to XLA.
-
-    XLA runs products beside collectives, where ours have been slower (docs/sharding.md).
-    """
-    if params["kernel"] != "auto" or params.get("batch_invariant"):
-        return params
-    return dict(params, kernel="xla")
+def may_be_xlas(params: Params) -> bool:
+    """Whether XLA's product may be taken for this very one, and so what it is composed with may be as in jnp."""
+    return params["kernel"] in ("auto", "xla") and not params.get("batch_invariant", False)

@@ -27,14 +27,14 @@ from jaxgemm import dtypes, wire
 from jaxgemm import precision as prec
 from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, configuration
+from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, in_one_launch
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import Device, Kernel, UnsupportedError, device_for, find_kernel, kernels
+from jaxgemm.kernels import Device, Kernel, configuration, device_for
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
 from jaxgemm.products.arguments import canonical_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed
 from jaxgemm.products.call import call_list
-from jaxgemm.products.kind import Decision, Kind, Linear, Params, left_to_xla
+from jaxgemm.products.kind import Decision, Kind, Linear, Params
 from jaxgemm.products.register import register
 from jaxgemm.products.transposes import read_through_all
 from jaxgemm.sharding.partition import vary_alike
@@ -207,34 +207,17 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
     Raises:
         UnsupportedError: a kernel asked for by name has such a form, which cannot run these.
     """
-    return Decision(_decide(device_for(platform), operands, params))
-
-
-def _decide(device: Device, operands: Sequence[Any], params: Params) -> Choice:
-    kernel = params["kernel"]
-    if kernel == "xla":
-        return Choice(None, (), 0, "XLA's products were asked for by name", rule=rules.BY_NAME.name)
-    if symbolic.extents(operands):
-        return Choice(None, (), 0, "symbolic extents", rule=rules.SYMBOLIC.name)
-    every = problems(operands, params)
-    own = [every[i] for i in multiplied(every)]
-    by_name = kernel != "auto"
-    if len(own) < (1 if by_name else 2):
-        return Choice(None, (), 0, rules.MANY_FEW.says, rule=rules.MANY_FEW.name)
-    candidates = [find_kernel(kernel)] if by_name else [row for row in kernels() if row.platform == device.platform]
-    rows = [row for row in candidates if row.many]
-    if not rows:
-        has = f"kernel '{kernel}' has no" if by_name else f"no kernel for {device.platform} has a"
-        return Choice(None, (), 0, f"{has} form for many products", rule=rules.MANY_MISSING.name)
-    reasons = []
-    for row in rows:
-        found = _resolve(row, params, own, device)
-        if isinstance(found, Choice):
-            return found
-        reasons.append(found)
-    if by_name and params["strict"]:
-        raise UnsupportedError("; ".join(reasons))
-    return Choice(None, (), 0, "; ".join(reasons), rule=rules.UNFIT.name)
+    kernel, device = params["kernel"], device_for(platform)
+    own: list[Problem] = []
+    if kernel != "xla":
+        if symbolic.extents(operands):
+            return Decision(Choice.xlas(rules.SYMBOLIC, "symbolic extents"))
+        every = problems(operands, params)
+        own = [every[i] for i in multiplied(every)]
+        if len(own) < (2 if kernel == "auto" else 1):
+            return Decision(Choice.xlas(rules.MANY_FEW))
+    resolve = partial(_resolve, params=params, own=own, device=device)
+    return Decision(in_one_launch("many", kernel, device, resolve, rules.MANY_MISSING))
 
 
 def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device) -> Choice | str:
@@ -305,7 +288,6 @@ LISTS = Kind(
     decide=decide,
     launch=_launch,
     compose=compose,
-    among_devices=left_to_xla,
     refusal=None,
     read_through=_read_through,
     dimensions=lambda _avals, _params: (((), ()), ((), ())),

@@ -7,7 +7,8 @@ A program is lowered under one policy of devices, for every kind:
 - *Shardings that are types*, and *operands that XLA's partitioner divides*: each device computes its part, as the
   kind's division says, and decides for itself.
 - *XLA divides by itself*, in a ``shard_map`` over some of the mesh's axes, and where the program is exported, as no
-  function of ours can be called when it is divided: XLA's products. A kernel asked for by name is refused.
+  function of ours can be called when it is divided: XLA's products. A kernel asked for by name is refused. In such a
+  ``shard_map`` that holds where shardings are types too, but for products of groups, which are divided there.
 """
 
 from __future__ import annotations
@@ -119,20 +120,22 @@ def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Call
     if kind.decide is None:
         assert kind.compose is not None
         return partial(kind.compose, **params)
-    decision = kind.decide(platform, types, params)
-    explicit, exported = explicit_axes(out.sharding.mesh), is_exported(ctx)
-    by_xla = not explicit and (is_partly_manual(ctx) or (is_partitioned(ctx) and exported))
+    decision = kind.decided(platform, types, params)
+    explicit, exported, partly = explicit_axes(out.sharding.mesh), is_exported(ctx), is_partly_manual(ctx)
+    by_xla = partly and not (explicit and kind.of_groups)
+    by_xla = by_xla or (not explicit and exported and is_partitioned(ctx))
     if not (explicit or by_xla or is_partitioned(ctx)):
         return partial(_on_one_device, kind, platform, decision, **params)
     divided = None
     if kind.division and not by_xla:
         local = partial(_compute, kind, platform)
-        divided = kind.division(local, types, params, platform=platform, decision=decision, count=count)
-    if divided is not None:
-        return partial(divided.explicit, out) if explicit else divided.automatic
-    if decision.choice.kernel is not None and by_name(params) and kind.refusal:
+        where = {"platform": platform, "decision": decision, "count": count, "out": out}
+        divided = kind.division(local, types, params, **where)
+    if divided is None and decision.choice.kernel is not None and by_name(params) and kind.refusal:
         place = "in a program that is exported" if exported else "inside of a shard_map over some of the mesh's axes"
         raise UnsupportedError(wanted(params) + kind.refusal.format(place=place))
+    if divided is not None:
+        return partial(divided.explicit, out) if explicit else divided.automatic
     return partial(_without_a_kernel(kind, platform, count), **params)
 
 
@@ -145,8 +148,7 @@ def _on_one_device(kind: Kind, platform: str, decision: Decision, *operands: jax
 
 def _compute(kind: Kind, platform: str, *operands: jax.Array, **params: Any) -> Any:
     """A product on one of several devices."""
-    assert kind.decide is not None
-    return _on_one_device(kind, platform, kind.decide(platform, operands, params), *operands, **params)
+    return _on_one_device(kind, platform, kind.decided(platform, operands, params), *operands, **params)
 
 
 def _without_a_kernel(kind: Kind, platform: str, parts: int) -> Callable[..., Any]:

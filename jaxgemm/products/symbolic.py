@@ -12,6 +12,7 @@ from typing import Any
 from jaxgemm.choice import rules
 from jaxgemm.choice.select import Choice
 from jaxgemm.kernels import UnsupportedError
+from jaxgemm.products.kind import Params
 
 
 def extents(avals: Sequence[Any]) -> list[str]:
@@ -19,13 +20,8 @@ def extents(avals: Sequence[Any]) -> list[str]:
     return [*dict.fromkeys(str(n) for x in avals for n in x.shape if not isinstance(n, int))]
 
 
-def choose(avals: Sequence[Any], *, kernel: str, batch_invariant: bool = False, derived: bool = False) -> Choice | None:
+def choose(avals: Sequence[Any], params: Params) -> Choice | None:
     """XLA's product, for operands of symbolic extents; None where every extent is known.
-
-    Args:
-        avals: the operands, anything with a shape.
-        kernel, batch_invariant: as for :func:`jaxgemm.choice.select.select`.
-        derived: whether differentiation made the product of one asked for by name, so that XLA's may stand in.
 
     Raises:
         UnsupportedError: an extent is symbolic, and XLA's product may not be taken.
@@ -33,10 +29,10 @@ def choose(avals: Sequence[Any], *, kernel: str, batch_invariant: bool = False, 
     found = extents(avals)
     if not found:
         return None
-    if kernel == "xla":
-        return Choice(None, (), 0, "XLA's product was asked for by name", rule=rules.BY_NAME.name)
+    if params["kernel"] == "xla":
+        return Choice.xlas(rules.BY_NAME, "XLA's product was asked for by name")
     why = f"symbolic extents ({', '.join(found)}), and kernels are chosen by extents that are known"
-    if derived or (kernel == "auto" and not batch_invariant):
-        return Choice(None, (), 0, why, rule=rules.SYMBOLIC.name)
-    asked = "batch_invariant" if kernel == "auto" else f"kernel '{kernel}'"
+    if params["kernel"] == "auto" and not params["batch_invariant"]:
+        return Choice.xlas(rules.SYMBOLIC, why)
+    asked = "batch_invariant" if params["kernel"] == "auto" else f"kernel '{params['kernel']}'"
     raise UnsupportedError(f"{asked}: {why}; give numbers for them, or leave the product to XLA (kernel 'auto')")

@@ -33,12 +33,7 @@ def traced_order(maker: Any) -> Axes | None:
 def read_through(
     orders: Sequence[Axes | None], avals: Sequence[Any], dims: DimensionNumbers
 ) -> tuple[list[bool], list[Any], DimensionNumbers]:
-    """The dot_general that gives the same result from operands as they were before their transpositions.
-
-    Args:
-        orders: of lhs and rhs, as the functions above find them.
-        avals: types of lhs and rhs.
-        dims: as ``lax.dot_general`` takes them.
+    """The dot_general that gives the same result from operands as they were before transpositions in these orders.
 
     Returns:
         Which operands are to be taken before they are transposed, the types of both then, and the dimension numbers.
@@ -63,13 +58,7 @@ def read_through_all(
 ) -> tuple[list[bool], list[Any], tuple[bool, bool]]:
     """The same for many products, all lhs before all rhs, whose operands of a side all are transposed or none.
 
-    Args:
-        orders: of the operands, as the functions above find them.
-        avals: their types.
-        transposed: whether the products take all lhs, and all rhs, transposed; they cannot take both so.
-
-    Returns:
-        Which operands are to be taken before they are transposed, the types of all then, and ``transposed`` then.
+    ``transposed``, which is returned as it is then, says whether they take all lhs, and all rhs, so; never both.
     """
     count = len(orders) // 2
     through, types = [False] * len(orders), list(avals)

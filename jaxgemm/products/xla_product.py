@@ -34,11 +34,8 @@ def padding(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers, parts: in
 
     A product that has no contracting axes counts as one over an axis of extent 1.
 
-    Args:
-        platform: that the product is lowered for.
-        lhs, rhs: anything with shape and dtype; extents may be symbolic.
-        dims: as ``lax.dot_general`` takes them.
-        parts: over how many devices XLA may divide a contracted axis afterwards, at most; or over a divisor of that.
+    Extents may be symbolic. ``parts``: over how many devices XLA may divide a contracted axis afterwards, at most; or
+    over a divisor of that.
     """
     if platform not in PADDED or not narrow_integers(lhs, rhs):
         return None
@@ -89,12 +86,7 @@ def xla_product(
     out_sharding: Any,
     parts: int = 1,
 ) -> jax.Array:
-    """``lax.dot_general``, of operands that are padded where it would be wrong.
-
-    Args:
-        platform, parts: as :func:`padding` takes them.
-        lhs, rhs, dims, precision, preferred_element_type, out_sharding: as ``lax.dot_general`` takes them.
-    """
+    """``lax.dot_general``, of operands that are padded where it would be wrong, as :func:`padding` says."""
     if (found := padding(platform, lhs, rhs, dims, parts)) is not None:
         if not dims[0][0]:
             dims = (((lhs.ndim,), (rhs.ndim,)), dims[1])

@@ -1,4 +1,4 @@
-"""``ragged_dot`` and ``ragged_dot_general``: lax's products of groups of rows, with each group kept to itself."""
+"""``ragged_dot`` and ``ragged_dot_general``, as lax has them, and ``ragged_gated``; each group is kept to itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from jaxgemm._jax_private import explicit_axes
 from jaxgemm.products.arguments import (
     as_bias,
     canonical_dtype,
+    check_activation,
     check_activation_of,
+    float_operands,
+    float_result,
     no_epilogue_of_booleans,
     promoted_pair,
     weakly_typed,
@@ -80,17 +83,12 @@ def ragged_dot(
     x, w, weak = promoted_pair(lhs, rhs)
     if x.ndim != 2 or w.ndim != 3:
         raise ValueError(
-            f"ragged_dot: expected lhs (m, k) and rhs (groups, k, n), got shapes {x.shape} and {w.shape}; merge axes "
-            "of rows into one, or map over others by jax.vmap"
+            f"ragged_dot: expected lhs (m, k) and rhs (groups, k, n), got shapes {x.shape} and {w.shape}; {_MATRICES}"
         )
-    if x.shape[1] != w.shape[1]:
-        raise ValueError(
-            f"ragged_dot: inner dimensions differ: lhs of shape {x.shape} has k = {x.shape[1]}, "
-            f"rhs of shape {w.shape} has k = {w.shape[1]}"
-        )
+    _check_inner("ragged_dot", x, w, f"rhs of shape {w.shape} has")
     out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
-    sizes, offset = arguments.where("ragged_dot", group_sizes, group_offset, w.shape[0])
     held = w.shape[0]
+    where = arguments.where("ragged_dot", group_sizes, group_offset, held)
     extra = None if bias is None else as_bias("ragged_dot", bias, (held, w.shape[2]), "a row for each group", out)
     if out == np.bool_:
         no_epilogue_of_booleans("ragged_dot", bias is not None, activation is not None)
@@ -99,14 +97,71 @@ def ragged_dot(
     params = arguments.parameters(
         precision=precision, out=out, kernel=kernel, out_sharding=target, batch_invariant=batch_invariant
     )
-    operands = vary_alike(x, w, sizes, offset, *([] if extra is None else [extra]))
+    operands = vary_alike(x, w, *where, *([] if extra is None else [extra]))
     if extra is None and activation is None:
         z = grouped_p.bind(*operands, form=Form(False, False, held), **params)
     else:
         z = grouped_fused_p.bind(*operands, activation=activation, gated=False, has_bias=extra is not None, **params)
-    if out_sharding is not None and target is None:
-        z = jax.sharding.reshard(z, out_sharding)
-    return weakly_typed(z) if weak and preferred_element_type is None and extra is None else z
+    return _finished(
+        z, None if target else out_sharding, weak=weak and preferred_element_type is None and extra is None
+    )
+
+
+def ragged_gated(
+    lhs: ArrayLike,
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    activation: str | None = "silu",
+    precision: prec.Precision = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    out_sharding: Any = None,
+    kernel: str = "auto",
+    batch_invariant: bool = False,
+) -> jax.Array:
+    """``activation(x @ w_gate[g]) * (x @ w_up[g])`` for each row x of ``lhs``, with g its group.
+
+    What :func:`jaxgemm.gated_gemm` is to a layer, for a mixture of them. Groups are as for :func:`jaxgemm.ragged_dot`:
+    what is in one group's rows or weights reaches no other group's result.
+
+    Args:
+        lhs: shape (m, k), floating-point, as the weights.
+        w_gate, w_up: shape (held, k, n), the weights of ``held`` groups.
+        group_sizes: shape (groups,), as for :func:`jaxgemm.ragged_dot`.
+        activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
+        precision: as for :func:`jaxgemm.ragged_dot`.
+        preferred_element_type: floating-point type of the result; by default that of the promoted operands. Where one
+            launch computes both products, the result is rounded once; products that XLA computes are rounded to it
+            first, as in jnp.
+        group_offset, out_sharding, batch_invariant: as for :func:`jaxgemm.ragged_dot`.
+        kernel: as for :func:`jaxgemm.ragged_dot`. Where a kernel that is asked for by name cannot compute both products
+            in one launch, it computes each, and jnp the rest.
+
+    Returns:
+        Shape (m, n). Rows that have no group, or one whose weights are not held, have zeros.
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as for :func:`jaxgemm.ragged_dot`; TypeError for operands or a result
+            that are not floating-point.
+    """
+    (x, gate, up), weak = float_operands("ragged_gated", lhs=lhs, w_gate=w_gate, w_up=w_up)
+    if gate.ndim != 3 or gate.shape != up.shape:
+        raise ValueError(f"ragged_gated: w_gate and w_up must be (groups, k, n) alike, got {gate.shape} and {up.shape}")
+    if x.ndim != 2:
+        raise ValueError(f"ragged_gated: expected lhs (m, k), got shape {x.shape}; {_MATRICES}")
+    _check_inner("ragged_gated", x, gate, f"weights of shape {gate.shape} have")
+    out = float_result("ragged_gated: preferred_element_type", preferred_element_type, x.dtype)
+    where = arguments.where("ragged_gated", group_sizes, group_offset, gate.shape[0])
+    check_activation("ragged_gated", activation)
+    target = arguments.target(out_sharding)
+    params = arguments.parameters(
+        precision=precision, out=out, kernel=kernel, out_sharding=target, batch_invariant=batch_invariant
+    )
+    operands = vary_alike(x, gate, up, *where)
+    z = grouped_fused_p.bind(*operands, activation=activation, gated=True, has_bias=False, **params)
+    return _finished(z, None if target else out_sharding, weak=weak and preferred_element_type is None)
 
 
 def ragged_dot_general(
@@ -168,9 +223,26 @@ def ragged_dot_general(
         return result
 
     z = (layout.sums if ragged in contract else layout.rows)(bind, x, w, sizes, numbers)
+    return _finished(z, out_sharding, weak=weak and preferred_element_type is None)
+
+
+#: What to do with operands that are no matrices.
+_MATRICES = "merge axes of rows into one, or map over others by jax.vmap"
+
+
+def _check_inner(function: str, x: jax.Array, w: jax.Array, weights: str) -> None:
+    if x.shape[1] != w.shape[1]:
+        raise ValueError(
+            f"{function}: inner dimensions differ: lhs of shape {x.shape} has k = {x.shape[1]}, "
+            f"{weights} k = {w.shape[1]}"
+        )
+
+
+def _finished(z: jax.Array, out_sharding: Any, *, weak: bool) -> jax.Array:
+    """The result, sharded as is asked for where the product could not be, and weakly typed if the operands are."""
     if out_sharding is not None:
         z = jax.sharding.reshard(z, out_sharding)
-    return weakly_typed(z) if weak and preferred_element_type is None else z
+    return weakly_typed(z) if weak else z
 
 
 def _over_groups(w: jax.Array, numbers: Any) -> bool:

@@ -28,15 +28,9 @@ def rows(
     batch: bool,
     **product: Any,
 ) -> jax.Array:
-    """Each row of ``lhs`` times its group's weights; zeros where it has none.
+    """Each row of ``lhs`` (m, k) times its group's weights, (held, k, n) or transposed; zeros where it has none.
 
-    Args:
-        lhs: shape (m, k).
-        rhs: shape (held, k, n), or (held, n, k) if ``transposed``.
-        sizes, offset: as :func:`jaxgemm.ragged.groups.owner` takes them.
-        transposed: whether k is the last axis of ``rhs``.
-        batch: whether it is a batch of products, as :func:`jaxgemm.choice.xla_times.together` says, and no loop.
-        **product: as for :func:`jaxgemm.products.xla_product.xla_product`.
+    It is a ``batch`` of products, or a loop. What is left of ``product`` is :func:`xla_product`'s.
     """
     m, held, n = lhs.shape[0], rhs.shape[0], rhs.shape[1 if transposed else 2]
     mine = owner(sizes, offset, m, held)[:, None]
@@ -64,17 +58,9 @@ def rows(
 def sums(
     lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, offset: jax.Array | None, *, held: int, **product: Any
 ) -> jax.Array:
-    """For each group the sum over its rows of what they are multiplied: ``lhs[rows].T @ rhs[rows]``.
+    """For each of ``held`` groups the sum over its rows of what they are multiplied: ``lhs[rows].T @ rhs[rows]``.
 
-    Args:
-        lhs: shape (m, k).
-        rhs: shape (m, n).
-        sizes, offset: as :func:`jaxgemm.ragged.groups.owner` takes them.
-        held: of how many groups, from ``offset`` on.
-        **product: as for :func:`jaxgemm.products.xla_product.xla_product`.
-
-    Returns:
-        Shape (held, k, n).
+    Of lhs (m, k) and rhs (m, n) it is (held, k, n).
     """
     mine = owner(sizes, offset, lhs.shape[0], held)[:, None]
     dims = (((0,), (0,)), ((), ()))

@@ -26,26 +26,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm import dtypes
-from jaxgemm._jax_private import mapped_mesh_axes
+from jaxgemm._jax_private import explicit_axes, mapped_mesh_axes
 from jaxgemm.choice import rules
 from jaxgemm.choice.select import Choice
-from jaxgemm.epilogue import Epilogue, composed_type
+from jaxgemm.epilogue import Epilogue, apply, composed_type, gated
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.problem import Problem
 from jaxgemm.products import derivatives, report
 from jaxgemm.products.call import call
 from jaxgemm.products.derivatives import Series, Terms, series_of
-from jaxgemm.products.kind import Decision, Kind, Params
+from jaxgemm.products.kind import Decision, Kind, Params, may_be_xlas
 from jaxgemm.products.register import register
-from jaxgemm.ragged import by_xla, groups, partition
-from jaxgemm.ragged import launch as grouped_launch
-from jaxgemm.ragged.composed import finish, of_rows
-from jaxgemm.ragged.form import Form
-from jaxgemm.ragged.problem import problem
-from jaxgemm.ragged.product import GROUPED, grouped_p
+from jaxgemm.ragged import arguments, by_xla, groups, partition
+from jaxgemm.ragged.form import Form, problem
+from jaxgemm.ragged.product import GROUPED, decide_for, grouped_p
 from jaxgemm.ragged.report import describe
 from jaxgemm.sharding.partition import Assignment, Division, vary_alike
 
@@ -97,7 +94,7 @@ def _abstract(*operands: Any, **params: Any) -> Any:
 def _alone(found: Operands, params: Params, *, narrow: bool = False) -> Params:
     """The parameters of either product where it is composed with what follows; see :func:`compose`."""
     out = np.dtype(params["preferred_element_type"])
-    by_xla = narrow or (params["kernel"] in ("auto", "xla") and not params["batch_invariant"])
+    by_xla = narrow or may_be_xlas(params)
     extra = [] if found.bias is None else [found.bias]
     between = composed_type(_epilogue(params), [found.lhs, found.weights[0], *extra], out, by_xla=by_xla)
     return _of_product(found, params, between)
@@ -108,15 +105,64 @@ def _products(found: Operands, given: Params) -> list[jax.Array]:
 
 
 def _finish(products: Sequence[jax.Array], found: Operands, params: Params, held: int) -> jax.Array:
-    out = np.dtype(params["preferred_element_type"])
-    return finish(products, found.where, found.bias, held=held, activation=params["activation"], out=out)
+    """The result of the product, or both of a gated pair, in which rows have one of ``held`` groups' weights."""
+    z, *up = products
+    after, out = _epilogue(params), np.dtype(params["preferred_element_type"])
+    if up:  # rows that have no group are zeros times the activation of zero
+        return gated(after.activation, z, up[0], out)
+
+    def of(z: jax.Array, sizes: jax.Array, offset: jax.Array, bias: jax.Array | None) -> jax.Array:
+        rows = None if bias is None else _of_rows(bias.astype(z.dtype), sizes, offset, _placed(z))
+        has = groups.owner(sizes, offset, z.shape[0], held) < held
+        # What is left out here is finite: the activation of zeros.
+        return jnp.where(has[:, None], apply(after, z, None, rows, out), jnp.zeros((), out))
+
+    return by_xla.over_batch(of, [z, *found.where, found.bias], [2, 1, 1, 2])
+
+
+#: How many rows there are, and how the type of their product says that it is sharded, if it does.
+_Rows = tuple[int, NamedSharding | None]
+
+
+def _placed(z: jax.Array) -> _Rows:
+    sharding = jax.typeof(z).sharding
+    return z.shape[0], sharding if explicit_axes(sharding.mesh) else None
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _of_rows(bias: jax.Array, sizes: jax.Array, offset: jax.Array, rows: _Rows) -> jax.Array:
+    """The bias (held, n) of each row's group; zeros for rows that have none.
+
+    Its derivative is a grouped product, whose transpose adds the rows of each group up in the accumulator's type, in
+    one order. That of a gather would be a scatter that adds, in the type of the bias, in any order.
+    """
+    count, target = rows
+    if target is not None:
+        bias = jax.sharding.reshard(bias, NamedSharding(target.mesh, PartitionSpec(None, target.spec[1])))
+    mine = groups.owner(sizes, offset, count, bias.shape[0])
+    # The last row is that of none.
+    return jnp.pad(bias, ((0, 1), (0, 0))).at[mine].get(mode="promise_in_bounds", out_sharding=target)
+
+
+@_of_rows.defjvp
+def _of_rows_jvp(rows: _Rows, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    bias, *where = primals
+    count, target = rows
+    ones = jnp.ones((count, 1), bias.dtype)
+    if target is not None:
+        ones = jax.sharding.reshard(ones, NamedSharding(target.mesh, PartitionSpec(target.spec[0], None)))
+    derived = arguments.parameters(
+        precision=lax.Precision.HIGHEST, out=bias.dtype, kernel="auto", out_sharding=target, strict=False
+    )
+    operands = vary_alike(ones, jnp.expand_dims(tangents[0], 1), *where)
+    tangent = grouped_p.bind(*operands, form=Form(False, False, bias.shape[0]), **derived)
+    return _of_rows(*primals, rows), tangent
 
 
 def compose(*operands: jax.Array, narrow: bool = False, **params: Any) -> jax.Array:
     """The same, composed of grouped products; with ``narrow`` these have the types of XLA's, whoever computes them.
 
-    Products are narrow where they are kept for a derivative, as they would be in jnp: wider, they would take twice the
-    memory, and make the products of the backward pass as wide. So are those of which several devices add up parts.
+    ``Kind.narrow`` says where, and why.
     """
     found = _named(operands, params)
     return _finish(_products(found, _alone(found, params, narrow=narrow)), found, params, found.held)
@@ -158,7 +204,7 @@ def _taylor(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any
 
     def bias(value: jax.Array) -> jax.Array:
         rows = (found.lhs.shape[-2], None)
-        return of_each_row(lambda sizes, offset, b: of_rows(b, sizes, offset, rows), value.astype(z[0].dtype))
+        return of_each_row(lambda sizes, offset, b: _of_rows(b, sizes, offset, rows), value.astype(z[0].dtype))
 
     def masked(value: jax.Array) -> jax.Array:
         has = of_each_row(lambda sizes, offset: groups.owner(sizes, offset, found.lhs.shape[-2], held) < held)
@@ -237,7 +283,7 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
     found = _named(operands, params)
     decision = _in_one_launch(platform, operands, found, params)
     if decision.choice.kernel is None:
-        grouped_launch.decide(platform, found.of_first, _alone(found, params))
+        GROUPED.decided(platform, found.of_first, _alone(found, params))
     return decision
 
 
@@ -245,17 +291,16 @@ def _in_one_launch(platform: str, operands: Sequence[Any], found: Operands, para
     out = np.dtype(params["preferred_element_type"])
     if found.bias is not None and dtypes.common(found.bias.dtype, out) != out:
         why = f"a bias of {found.bias.dtype} is wider than the result"
-        return Decision(Choice(None, (), 0, why, rule=rules.UNFIT.name))
+        return Decision(Choice.xlas(rules.UNFIT, why))
     try:
-        return grouped_launch.decided(platform, operands, found.where[1], params, lambda: _problem(found, params))
+        return decide_for(platform, operands, found.where[1], params, lambda: [_problem(found, params)])
     except UnsupportedError as refusal:
-        return Decision(Choice(None, (), 0, str(refusal), rule=rules.UNFIT.name))
+        return Decision(Choice.xlas(rules.UNFIT, str(refusal)))
 
 
 def _problem(found: Operands, params: Params) -> Problem:
     out, form = params["preferred_element_type"], Form(False, False, found.held)
-    after, gated = _epilogue(params), params["gated"]
-    return problem(form, found.lhs, found.weights[0], found.where[0], out, after, gated)
+    return problem(form, found.lhs, found.weights[0], found.where[0], out, _epilogue(params), params["gated"])
 
 
 def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:

@@ -54,14 +54,7 @@ def portion(sizes: jax.Array, rows: int, first: jax.Array, count: int) -> jax.Ar
 def owner(sizes: jax.Array, offset: jax.Array | None, rows: int, held: int) -> jax.Array:
     """For each row, which of the ``held`` weights is its group's: ``held`` where it is none of them.
 
-    Args:
-        sizes: shape (groups,).
-        offset: shape (1,), the group of the first weight; None: 0.
-        rows: how many there are.
-        held: how many weights there are.
-
-    Returns:
-        Shape (rows,), of type ``SIZES``.
+    ``offset`` (1,) is the group of the first weight; None: 0. The result is (rows,), of type ``SIZES``.
     """
     places = lax.iota(SIZES, rows)
     # Of extents that are symbols, it is not known that 32 bits count what is sorted.

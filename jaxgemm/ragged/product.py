@@ -23,7 +23,8 @@ Parameters, besides those of every kind:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -34,15 +35,21 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from jaxgemm import dtypes
+from jaxgemm import precision as prec
 from jaxgemm._jax_private import mapped_mesh_axes
-from jaxgemm.choice.xla_times import together
-from jaxgemm.problem import DimensionNumbers
-from jaxgemm.products import dense
+from jaxgemm.choice import rules
+from jaxgemm.choice.grouped import Beside, choose
+from jaxgemm.choice.select import Choice
+from jaxgemm.choice.xla_times import dense_microseconds, together
+from jaxgemm.kernels import Device, UnsupportedError, device_for
+from jaxgemm.problem import DimensionNumbers, Problem
+from jaxgemm.products import dense, symbolic
 from jaxgemm.products.arguments import of_one_type
-from jaxgemm.products.kind import Kind, Linear, Params
+from jaxgemm.products.call import call
+from jaxgemm.products.kind import Decision, Kind, Linear, Params, may_be_xlas, wanted
 from jaxgemm.products.register import register
-from jaxgemm.ragged import by_xla, launch, partition, parts
-from jaxgemm.ragged.form import Form
+from jaxgemm.ragged import by_xla, partition, parts
+from jaxgemm.ragged.form import Form, problem
 from jaxgemm.ragged.report import describe
 
 
@@ -110,6 +117,81 @@ def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, 
 # --- One device -----------------------------------------------------------------------------------------------
 
 
+def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
+    """Who computes a ``jaxgemm_grouped`` of these operands, anything with shapes and types, on one device.
+
+    Raises:
+        UnsupportedError: a kernel asked for by name cannot, or none can that is batch-invariant.
+    """
+    counts = parts.of(operands, params)
+    if counts is None:
+        return decide_for(platform, operands, operands[3], params, lambda: [_problem(operands, params)])
+    narrow = parts.result_params(params)
+    calls = parts.types(counts, operands, params)
+
+    def beside(device: Device) -> tuple[float, float | None]:
+        wide = [jax.ShapeDtypeStruct(x.shape, parts.WIDE) for x in operands[:2]]
+        full = prec.wants_full_fp32(params["precision"])
+        theirs = dense_microseconds(_problem([*wide, *operands[2:]], params), device, full=full)
+        return parts.microseconds(counts, operands, params, device), theirs
+
+    asked = lambda: [_problem(given, narrow) for given in calls]  # noqa: E731
+    found = decide_for(platform, operands, operands[3], params, asked, beside)
+    if found.choice.kernel is None:
+        return found
+    each = ", a launch for each part of rhs" if len(calls) > 1 else ""
+    return replace(found, choice=replace(found.choice, why=f"{found.choice.why}; {counts}{each}"))
+
+
+def decide_for(
+    platform: str,
+    operands: Sequence[Any],
+    offset: Any,
+    params: Params,
+    problems_of: Callable[[], Sequence[Problem]],
+    beside: Beside | None = None,
+) -> Decision:
+    """Who computes the problems of these operands, ``offset`` among them, a call each, on one device.
+
+    They are asked for only if every extent is known.
+
+    Raises:
+        UnsupportedError: as of :func:`decide`.
+    """
+    if unknown := symbolic.choose(operands, params):
+        return Decision(unknown)
+    if len(offset.shape) > 1:
+        why = "each product of the batch has an offset of its own"
+        if not may_be_xlas(params):
+            raise UnsupportedError(f"{wanted(params)}: {why}")
+        return Decision(Choice.xlas(rules.UNFIT, why))
+    first, *further = problems_of()
+    how = {name: params[name] for name in ("precision", "kernel", "batch_invariant")}
+    return Decision(choose(first, device_for(platform), **how, further=further, beside=beside), first)
+
+
+def _problem(operands: Sequence[Any], params: Params) -> Problem:
+    lhs, rhs, sizes, _ = operands
+    return problem(params["form"], lhs, rhs, sizes, params["preferred_element_type"])
+
+
+def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:
+    """The product by the chosen kernel."""
+    counts = parts.of(operands, params)
+    if counts is None:
+        return _call(decision.choice, operands, params)
+    choices = [decision.choice, *decision.choice.further]
+    calls = zip(choices, parts.products(counts, operands, params), strict=True)
+    narrow = parts.result_params(params)
+    return parts.joined(counts, [_call(choice, given, narrow) for choice, given in calls], params)
+
+
+def _call(choice: Choice, operands: Sequence[jax.Array], params: Params) -> jax.Array:
+    form = params["form"]
+    shape = *form.batch(operands), *form.shape(operands[0].shape, operands[1].shape)
+    return call(choice, _problem(operands, params), shape, operands)
+
+
 def _by_xla(platform: str, count: int, *operands: jax.Array, **params: Any) -> jax.Array:
     form: Form = params["form"]
     operands = (*of_one_type(operands[0], operands[1]), *operands[2:])
@@ -145,8 +227,8 @@ GROUPED = Kind(
         cotangents=_cotangents,
     ),
     batch=_batch,
-    decide=launch.decide,
-    launch=launch.launch,
+    decide=decide,
+    launch=_launch,
     by_xla=_by_xla,
     division=partition.division,
     dimensions=_dimensions,

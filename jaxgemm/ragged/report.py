@@ -21,14 +21,7 @@ from jaxgemm.ragged.form import Form
 def describe(
     avals: Sequence[Any], params: Params, decision: Decision, limits: roofline.DeviceLimits | None, **_: Any
 ) -> list[Product]:
-    """A product, or both of a gated pair.
-
-    Args:
-        avals: of the operands of ``jaxgemm_grouped`` or ``jaxgemm_grouped_fused``, anything with shape and dtype.
-        params: the primitive's.
-        decision: what computes it.
-        limits: of the device; None: they are not known.
-    """
+    """A product of groups, or with what follows it, or both of a gated pair."""
     weights = 1 + params.get("gated", False)
     lhs, rhs = avals[:2]
     sizes, offset = avals[1 + weights : 3 + weights]

@@ -31,11 +31,8 @@ def holds_state(tree: Any) -> bool:
 def carry(evaluate: Evaluate, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """``function(*args, **kwargs)`` by ``evaluate``, with what it does to objects of nnx done to those that are given.
 
-    Args:
-        evaluate: traces a function of pytrees of arrays, and evaluates it.
-        function: any function.
-        args, kwargs: its arguments, with objects of nnx anywhere in them. What is the same object inside of several of
-            them is one for the function as well.
+    ``evaluate`` traces a function of pytrees of arrays, and evaluates it. What is the same object inside of several
+    arguments is one for the function as well.
 
     Raises:
         flax.errors.TraceContextError: an object that changes was made outside of a transformation that we are in.

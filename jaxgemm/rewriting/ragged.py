@@ -15,12 +15,8 @@ from jaxgemm.ragged.api import ragged_dot_general
 def as_grouped(eqn: Any, *, kernel: str, precision: prec.Precision) -> Any:
     """A ragged product of a jaxpr as a call of a function that computes it by ``jaxgemm.ragged_dot_general``.
 
-    Where the ragged axis is a batch, that is a dense product.
-
-    Args:
-        eqn: of ``lax.ragged_dot_general``, without ``group_offset``.
-        kernel: as ``jaxgemm.ragged_dot_general`` takes it.
-        precision: of a product that asks for none itself.
+    Where the ragged axis is a batch, that is a dense product. There must be no ``group_offset``; ``precision`` is that
+    of a product that asks for none itself.
     """
     given = eqn.params["precision"]
 

@@ -172,19 +172,9 @@ def _product(x: Any, y: Any, contract: tuple[Sequence[int], Sequence[int]], para
         out = dtypes.product(x.dtype, y.dtype)  # as in lax: an algorithm decides how such operands are rounded
     else:
         x, y = lax.convert_element_type(x, common), lax.convert_element_type(y, common)
-    result = dense.gemm_p.bind(
-        x,
-        y,
-        dimension_numbers=((tuple(contract[0]), tuple(contract[1])), ((), ())),
-        precision=params["precision"],
-        preferred_element_type=out,
-        out_sharding=None,
-        epilogue=Epilogue(),
-        kernel=params["kernel"],
-        options=(),
-        batch_invariant=False,
-        strict=params["strict"],
-    )
+    dims = ((tuple(contract[0]), tuple(contract[1])), ((), ()))
+    how = {name: params[name] for name in ("kernel", "strict")}
+    result = dense.bind(x, y, (), dims, params["precision"], out, Epilogue(), **how)
     return lax.convert_element_type(result, wanted)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -16,13 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgemm import precision as prec
-from jaxgemm.problem import Problem
+from jaxgemm import wire
+from jaxgemm._runtime import ffi
+from jaxgemm.dtypes import ELEMENT_TYPES
+from jaxgemm.epilogue import Epilogue
+from jaxgemm.kernels import configuration, find_kernel
+from jaxgemm.problem import Problem, plan
 from jaxgemm.roofline import KNOWN_DEVICES
 
 #: Devices of the same chip, with as many multiprocessors at the same clock. Only the memory differs, so what was
 #: measured on the other holds where moving the bytes takes this part of the time at most.
 SAME_CHIP = {"NVIDIA H100 80GB HBM3": "NVIDIA H200"}
 _MEMORY_SHARE = 0.5
+_FOLDER = files(__name__)
 
 
 @dataclass(frozen=True, order=True)
@@ -59,6 +67,16 @@ class Key:
         other = {"bfloat16": "float16", "float16": "bfloat16"}.get(self.a)
         alone = {self.a, self.b, self.d} == {self.a}
         return replace(self, a=other, b=other, d=other) if other and alone else None
+
+    def problem(self) -> Problem:
+        """The product, of operands without gaps, with no epilogue and in the plain arithmetic."""
+        (m, k), b = (self.m, self.k), self.batch
+        lhs = (b, k, m) if self.layout[0] == "T" else (b, m, k)
+        rhs = (b, self.n, k) if self.layout[1] == "T" else (b, k, self.n)
+        contract = (1 if self.layout[0] == "T" else 2,), (2 if self.layout[1] == "T" else 1,)
+        view = plan(lhs, rhs, (contract, ((0,), (0,))))
+        types = self.a, self.b, self.d
+        return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, types, Epilogue())
 
     @property
     def bytes(self) -> int:
@@ -98,12 +116,65 @@ def to_json(device: str, entries: dict[Key, Override], **more: Any) -> str:
 
 
 def from_json(text: str) -> dict[Key, Override]:
-    """The entries of such a content."""
+    """The entries of such a content; ValueError for one that :func:`to_json` does not write or no kernel can run."""
+    content = json.loads(text)
+    rows = content.get("products") if isinstance(content, dict) else None
+    if not isinstance(rows, list):
+        raise ValueError("expected an object with a list of products")
     entries = {}
-    for row in json.loads(text)["products"]:
-        key = Key(**{name: row.pop(name) for name in Key.__dataclass_fields__})
-        entries[key] = Override(**{**row, "options": tuple(row["options"].items())})
+    for row in rows:
+        try:
+            key, entry = _entry(row)
+        except ValueError as error:
+            raise ValueError(f"{error}, in {json.dumps(row)}") from None
+        entries[key] = entry
     return entries
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def _time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+#: What each field of an entry may be.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("m", "n", "k", "batch"), _count),
+    "layout": lambda x: x in ("NN", "NT", "TN", "TT"),
+    **dict.fromkeys(("a", "b", "d"), lambda x: isinstance(x, str) and x in ELEMENT_TYPES),
+    "arithmetic": lambda x: isinstance(x, str) and x in prec.ARITHMETICS,
+    "kernel": lambda x: isinstance(x, str),
+    "options": lambda x: isinstance(x, dict) and all(map(_count, x.values())),
+    **dict.fromkeys(("us", "instead_us"), _time),
+}
+
+
+def _entry(row: Any) -> tuple[Key, Override]:
+    if not isinstance(row, dict) or row.keys() != _FIELDS.keys():
+        raise ValueError(f"expected an object of {', '.join(_FIELDS)}")
+    if wrong := [name for name, allows in _FIELDS.items() if not allows(row[name])]:
+        raise ValueError(f"wrong {', '.join(wrong)}")
+    key = Key(**{name: row[name] for name in Key.__dataclass_fields__})
+    rest = {name: row[name] for name in Override.__dataclass_fields__}
+    entry = Override(**rest | {"options": tuple(row["options"].items())})
+    if entry.kernel != "xla" and (why := _refusal(key, entry)):
+        raise ValueError(why)
+    return key, entry
+
+
+def _refusal(key: Key, entry: Override) -> str:
+    """Why the kernel cannot run the product with operands that are packed and no epilogue; empty if it can."""
+    row = find_kernel(entry.kernel)
+    config = configuration(row, entry.options)
+    if not row.built:
+        return ""
+    problem = key.problem()
+    arithmetic = next((x for x in row.arithmetics(problem.dtypes) if x in (key.arithmetic, "plain")), key.arithmetic)
+    call = wire.attributes(row.name, config, replace(problem, arithmetic=arithmetic))
+    why: str = ffi.check(ffi.Call(call, list(problem.dtypes), False), row.min_arch)[0]
+    return why
 
 
 @dataclass(frozen=True)
@@ -136,6 +207,13 @@ def _held(device: str, key: Key) -> Found | None:
 
 @cache
 def overrides(device: str) -> dict[Key, Override]:
-    """The entries for a device by its name; none where there is no file."""
-    file = files(__name__) / f"{slug(device)}.json"
-    return from_json(file.read_text()) if file.is_file() else {}
+    """The entries for a device by its name; none where there is no file, or one that is wrong, of which a warning says.
+
+    What a wrong file says is not trusted in part: all of its products are chosen by the models.
+    """
+    file = _FOLDER / f"{slug(device)}.json"
+    try:
+        return from_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{file} is passed over, and the cost models choose: {error}", RuntimeWarning, stacklevel=2)
+        return {}

@@ -8,8 +8,8 @@ import pytest
 from cases import LAYOUTS, taken
 from oracle import Product, check_all
 
-from jaxgemm.choice.select import candidates, configuration
-from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.choice.select import candidates
+from jaxgemm.kernels import H200, configuration, find_kernel
 from jaxgemm.measure.case import Case
 
 ROW = find_kernel("sm90")

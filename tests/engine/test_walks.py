@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from oracle import Product, run_all
 
-from jaxgemm.choice.select import candidates, configuration
-from jaxgemm.kernels import H200, find_kernel
+from jaxgemm.choice.select import candidates
+from jaxgemm.kernels import H200, configuration, find_kernel
 from jaxgemm.measure.case import Case
 
 ROW = find_kernel("sm90")

@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from jaxprs import equations
 from meshes import mesh
 from oracle import Product
 
@@ -149,8 +150,49 @@ def test_override_leaves_it():
     np.testing.assert_array_equal(named(x), jnp.full((4, 4), 4.0))
 
 
+@pytest.mark.parametrize("name", ["DEFAULT", lax.DotAlgorithmPreset.DEFAULT], ids=["name", "preset"])
+def test_the_preset_default_is_a_precision(name):
+    """In every function, and whatever jax's configuration asks for where nothing else does."""
+    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), jnp.array([2, 2])
+    rows = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+    overlapped = [
+        jax.shard_map(
+            partial(function, axis_name="t", precision=name),
+            mesh=mesh((2,), ("t",)),
+            in_specs=(P("t"), P()),
+            out_specs=P("t"),
+            check_vma=False,
+        )
+        for function in (jaxgemm.all_gather_matmul, jaxgemm.matmul_reduce_scatter)
+    ]
+    dense = our_linen.Dense(4, precision=name)
+    functions = [
+        lambda x: jaxgemm.gemm(x, x, precision=name),
+        lambda x: jaxgemm.matmul(x, x, precision=name),
+        lambda x: jaxgemm.dot_general(x, x, MATMUL, name),
+        lambda x: jaxgemm.gated_gemm(x, x, x, precision=name),
+        lambda x: jaxgemm.grouped_gemm([x], [x], precision=name),
+        lambda x: jaxgemm.ragged_dot(x, w, sizes, name),
+        lambda x: jaxgemm.ragged_dot(x, w, sizes, name, activation="relu"),
+        lambda x: jaxgemm.ragged_gated(x, w, w, sizes, precision=name),
+        lambda x: jaxgemm.ragged_dot_general(x, w, sizes, rows, name),
+        jaxgemm.override(lambda x: jnp.dot(x, x, precision=name)),
+        jaxgemm.override(lambda x: lax.ragged_dot(x, w, sizes, precision=name)),
+        lambda x: dense.apply(nn.Dense(4).init(jax.random.key(0), x), x),
+        lambda x: our_nnx.Linear(4, 4, precision=name, rngs=nnx.Rngs(0))(x),
+        *(partial(lambda f, x: f(x, x), f) for f in overlapped),
+    ]
+    with jax.default_matmul_precision("highest"):
+        for function in functions:
+            found = {e.params["precision"] for e in equations(function, x) if e.primitive.name.startswith("jaxgemm_")}
+            assert found == {(lax.Precision.DEFAULT,) * 2}
+    np.testing.assert_array_equal(jax.jit(functions[0])(x), jnp.full((4, 4), 4.0))
+
+
 def test_what_is_a_pair_and_what_is_not():
     assert precision.canonical(("high", lax.Precision.HIGHEST)) == (lax.Precision.HIGH, lax.Precision.HIGHEST)
+    with pytest.raises(ValueError, match=r"got 'DEFAULT', expected one of default, high, highest$"):  # jnp has no such
+        precision.canonical(("DEFAULT", "high"))
     with pytest.raises(TypeError, match="float31"):
         jaxgemm.matmul(jnp.ones((4, 4)), jnp.ones((4, 4)), precision=lax.DotAlgorithm("float31", "float31", "float32"))
 

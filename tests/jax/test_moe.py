@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import jax
@@ -198,6 +199,41 @@ def test_initial_values():
         **dict.fromkeys(("router", "w_up", "w_down"), (3, 3)),
         **dict.fromkeys(("b_up", "b_down"), (1, 1)),
     }
+
+
+EQUAL = {
+    "Linear": lambda **how: our_nnx.Linear(F, F, **how),
+    "LinearGeneral": lambda **how: our_nnx.LinearGeneral(F, F, **how),
+    "Einsum": lambda **how: our_nnx.Einsum("ab,bc->ac", (F, F), None, **how),
+    "MoE": lambda **how: our_nnx.MoE(F, H, 2, 1, **how),
+    "MoE with biases": lambda **how: our_nnx.MoE(F, H, 2, 1, gated=False, use_bias=True, **how),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_nnx_layers_are_equal(name, rng):
+    """An initializer is equal to itself alone, so a layer keeps none: one of a model's layers is traced for all."""
+    initializers = nnx.initializers.normal, nnx.initializers.zeros_init
+    layers = [
+        EQUAL[name](kernel_init=initializers[0](0.02), bias_init=initializers[1](), rngs=nnx.Rngs(seed))
+        for seed in range(2)
+    ]
+    first, second = (nnx.split(layer)[0] for layer in layers)
+    assert first == second
+    assert hash(first) == hash(second)
+    traces = []
+
+    @nnx.jit
+    def call(layer, x):
+        traces.append(layer)
+        return layer(x)
+
+    x = tokens(rng, 3)
+    results = [call(layer, x) for layer in layers]
+    assert len(traces) == 1
+    for layer, result in zip(layers, results, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, call(pickle.loads(pickle.dumps(layer)), x), result)
+    assert len(traces) == 1
 
 
 def test_init_returns_parameters_alone():

@@ -102,7 +102,7 @@ def test_a_kernel_of_ours(monkeypatch):
 
 def floor_of(avals, params):
     """On an H100, whoever computes the product."""
-    decision = Decision(select.Choice(None, (), 0, "a test"))
+    decision = Decision(select.Choice(why="a test"))
     (product,) = report.describe(avals, params, decision, H100)
     return product.floor
 

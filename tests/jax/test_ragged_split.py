@@ -16,9 +16,8 @@ import jaxgemm
 from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.ragged import arguments, parts
-from jaxgemm.ragged.form import Form
-from jaxgemm.ragged.problem import problem
-from jaxgemm.ragged.product import grouped_p
+from jaxgemm.ragged.form import Form, problem
+from jaxgemm.ragged.product import GROUPED, grouped_p
 
 M, K, N, GROUPS = 37, 16, 24, 5
 SIZES = jnp.array([5, 0, 20, 3, 4], jnp.int32)
@@ -126,6 +125,30 @@ def test_what_is_not_split(rng):
         assert parts.of([v.astype(t) for v, t in zip((x, w), types, strict=True)], params_of(ROWS)) is None
     for out in ("float64", "complex64", "int32", "bool"):
         assert parts.of((x, w), params_of(ROWS, out=out)) is None
+
+
+@built
+def test_every_launch_is_chosen_once(monkeypatch):
+    """What explain prints is what is launched: the choice has a choice for each call, and lowering makes no other."""
+    operands = [jax.ShapeDtypeStruct(s, t) for s, t in (((4096, 512), "float32"), ((8, 512, 768), "float32"))]
+    operands += [jax.ShapeDtypeStruct((8,), "int32"), jax.ShapeDtypeStruct((1,), "int32")]
+    params = params_of(Form(False, False, 8)) | {"kernel": "sm90"}
+    decision = GROUPED.decided("cuda", operands, params)
+    choice = decision.choice
+    (second,) = choice.further
+    assert choice.kernel is second.kernel is find_kernel("sm90")
+    beside = parts.microseconds(parts.of(operands, params), operands, params, H200)
+    assert choice.ours == pytest.approx(beside + choice.expected + second.expected)
+    launched = []
+
+    def call(choice, problem, shape, _):
+        launched.append((choice, problem.m))
+        return jnp.zeros(shape, problem.dtypes[2])
+
+    monkeypatch.setattr("jaxgemm.ragged.product.call", call)
+    monkeypatch.setattr("jaxgemm.ragged.product.choose", None)
+    jax.eval_shape(lambda *given: GROUPED.launch(decision, *given, **params), *operands)
+    assert launched == [(choice, 2 * 4096), (second, 4096)]
 
 
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,19 +1,20 @@
 """What auto chooses by its rules, and what each rule is."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import pytest
 
 import jaxgemm
-from jaxgemm.choice import rules, rules_hopper, select
+from jaxgemm.choice import grouped, rules, rules_hopper, select
 from jaxgemm.choice.rules import Question, Side
 from jaxgemm.choice.rules_hopper import decide
 from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import Groups, Problem, plan
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
@@ -287,3 +288,29 @@ def test_rules_that_are_no_conditions_are_named():
     composed = select.select_gated(long, HOPPER, precision=None, kernel="auto")
     assert (composed.kernel, composed.rule, composed.contender) == (None, "gated-composed", "sm90")
     assert composed.ours > composed.theirs
+
+
+def test_a_grouped_kernel_without_a_cost_model(monkeypatch):
+    """It is taken wherever it can run: there is no time to hold XLA's against."""
+    row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
+    monkeypatch.setattr(grouped, "resolve", lambda *_: select.Choice(row))
+    sized = replace(problem(), batch=(1, 8), groups=Groups(False, 8))
+    for kernel, rule in (("auto", "grouped-one-launch"), ("sm90", "by-name")):
+        choice = grouped.choose(sized, HOPPER, precision=None, kernel=kernel)
+        assert (choice.kernel, choice.rule, choice.ours) == (row, rule, None)
+
+
+def test_every_kernel_with_a_form_is_asked(monkeypatch):
+    """One that should take longer than what it replaces, or cannot run, leaves it to the next."""
+    names = ("sm80", "simt", "sm90")
+    rows = [replace(row, gated=True) for row in jaxgemm.kernels() if row.name in names]
+    monkeypatch.setattr(select, "kernels", lambda: rows)
+    slow = select.Choice(rows[0]).left(rules.GATED_COMPOSED, "slow")
+    answers = dict(zip((row.name for row in rows), (slow, "cannot", select.Choice(rows[2])), strict=True))
+    choose = partial(select.in_one_launch, "gated", "auto", HOPPER, missing=rules.GATED_MISSING)
+    assert choose(weighed=lambda row: answers[row.name]).kernel is rows[2]
+    answers[rows[2].name] = "cannot either"
+    left = choose(weighed=lambda row: answers[row.name])
+    assert (left.kernel, left.rule, left.why) == (None, "gated-composed", "slow; cannot; cannot either")
+    with pytest.raises(jaxgemm.UnsupportedError, match="batch_invariant: slow; cannot; cannot either"):
+        choose(weighed=lambda row: answers[row.name], batch_invariant=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import assert_close, assert_no_more, mesh, put, traffic
 
 import jaxgemm
-from jaxgemm.choice import select, xla_times
+from jaxgemm.choice import xla_times
 
 Product = Callable[..., jax.Array]
 
@@ -258,22 +258,6 @@ def test_eager(rng):
     assert_close(got, a.astype(np.float64) @ b)
     assert traffic(lambda a, b: jaxgemm.gemm(a, b, kernel="host"), *sharded).calls == NONE
     assert got.sharding.is_equivalent_to(NamedSharding(on, P("x", "y")), 2)
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_auto_leaves_programs_of_several_devices_to_xla(devices, monkeypatch):
-    choice = partial(select.resolve, "host", ())
-    monkeypatch.setattr(select, "_automatic", lambda problem, device, _: replace(choice(problem, device), why="a test"))
-    on = mesh((devices,), ("x",))
-    a, b = (put(jnp.ones((16, 16)), on, P("x")) for _ in range(2))
-    text = jax.jit(lambda a, b: jaxgemm.matmul(a, b) @ jaxgemm.matmul(a, b, kernel="host")).lower(a, b).as_text()
-    mapped = jax.jit(jax.shard_map(jaxgemm.matmul, mesh=on, in_specs=(P("x"), P()), out_specs=P("x")))
-    if devices == 1:
-        assert text.count("@jaxgemm_gemm") == 2
-        assert "@jaxgemm_gemm" in mapped.lower(a, b).as_text()
-    else:
-        assert text.count("dot_general") == 2  # and the other is XLA's partitioner's to divide
-        assert "@jaxgemm_gemm" not in mapped.lower(a, b).as_text()
 
 
 @pytest.mark.parametrize("types", ["Auto", "Explicit"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,11 +108,12 @@ def test_vmap_and_scan_inside(kernel, rng):
 # --- shard_map over some axes ---
 
 
-def _partly(product):
+def _partly(product, on=None):
     def body(x, w):
         return lax.psum(product(x, w), "x")
 
-    return jax.jit(jax.shard_map(body, mesh=mesh(), in_specs=(P(None, "x"), P("x")), out_specs=P(), axis_names={"x"}))
+    specs = {"mesh": on or mesh(), "in_specs": (P(None, "x"), P("x")), "out_specs": P()}
+    return jax.jit(jax.shard_map(body, **specs, axis_names={"x"}))
 
 
 def test_partly_manual_is_xlas(rng):
@@ -122,10 +125,26 @@ def test_partly_manual_is_xlas(rng):
     assert_no_more(traffic(program, *sharded), traffic(_partly(jnp.dot), *sharded))
 
 
-def test_partly_manual_refuses_a_kernel(rng):
+@pytest.mark.parametrize("how", [{"kernel": "host"}, {"batch_invariant": True}], ids=["kernel", "batch_invariant"])
+@pytest.mark.parametrize("types", ["Auto", "Explicit"])
+def test_partly_manual_refuses_a_kernel(types, how, rng):
     x, w = arrays(rng, A, B)
-    with pytest.raises(jaxgemm.UnsupportedError, match="kernel 'host' inside of a shard_map over some of the mesh's"):
-        _partly(lambda x, w: jaxgemm.gemm(x, w, kernel="host"))(x, w)
+    on = mesh(types=types)
+    wanted = "batch_invariant" if "batch_invariant" in how else "kernel 'host'"
+    with jax.set_mesh(on):
+        x, w = put(x, on, P(None, "x")), put(w, on, P("x", "y"))
+        with pytest.raises(jaxgemm.UnsupportedError, match=f"{wanted} inside of a shard_map over some of the mesh's"):
+            _partly(lambda x, w: jaxgemm.gemm(x, w, **how), on)(x, w)
+        assert_close(_partly(jaxgemm.gemm, on)(x, w), np.asarray(x, np.float64) @ np.asarray(w))
+
+
+@pytest.mark.parametrize("how", [{"kernel": "host"}, {"batch_invariant": True}], ids=["kernel", "batch_invariant"])
+def test_a_gated_pair_is_as_on_one_device(how, rng):
+    """Products that no other device adds to are as wide as they are on one device, and so have the same bits."""
+    x, gate, up = (jnp.asarray(v, jnp.bfloat16) for v in arrays(rng, A, B, B))
+    pair = partial(jaxgemm.gated_gemm, **how)
+    mapped = jax.shard_map(pair, mesh=mesh(), in_specs=(P(("x", "y")), P(), P()), out_specs=P(("x", "y")))
+    np.testing.assert_array_equal(jax.jit(mapped)(x, gate, up), jax.jit(pair)(x, gate, up))
 
 
 # --- Shardings that are types ---

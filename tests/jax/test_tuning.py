@@ -156,6 +156,59 @@ def test_entries_are_sound(file):
             assert [name for name, _ in entry.options] == list(row.options), key
 
 
+def changed(**fields):
+    def change(text):
+        content = json.loads(text)
+        content["products"][0] |= fields
+        return json.dumps(content)
+
+    return change
+
+
+WRONG = {
+    "cut short": (lambda text: text[:200], "Unterminated string"),
+    "empty": (lambda _: "", "Expecting value"),
+    "a list": (lambda _: "[]", "expected an object with a list"),
+    "an entry that is none": (lambda _: '{"products": [7]}', "expected an object of m, n, k"),
+    "a field too many": (changed(more=1), "expected an object of m, n, k"),
+    "an extent": (changed(m="640"), "wrong m, in"),
+    "a time": (changed(us=None, instead_us=[]), "wrong us, instead_us, in"),
+    "a type": (changed(a="bfloat17"), "wrong a, in"),
+    "a layout": (changed(layout=["NN"]), "wrong layout, in"),
+    "options that are none": (changed(options=[1]), "wrong options, in"),
+    "a kernel": (changed(kernel="fastest"), "got 'fastest', expected one of"),
+    "an option": (changed(options={"tile_q": 1}), "'sm90' has no option tile_q"),
+}
+if built("sm90"):
+    WRONG |= {
+        "a value of an option": (changed(options={"tile_n": 17}), "'tile_n' of kernel 'sm90': got 17"),
+        "a configuration": (changed(options={"tile_m": 192, "tile_n": 256}), "no tile configuration matches"),
+        "types of a kernel": (changed(kernel="wmma_tf32", options={}), "'wmma_tf32' got bfloat16"),
+    }
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_passed_over_with_one_warning(name, monkeypatch, tmp_path):
+    change, says = WRONG[name]
+    text = tuning.to_json(HOPPER.name, {KEY: tuning.Override("sm90", (("tile_m", 128),), 5.0, 7.5)})
+    file = tmp_path / f"{tuning.slug(HOPPER.name)}.json"
+    monkeypatch.setattr(tuning, "_FOLDER", tmp_path)
+    tuning.overrides.cache_clear()
+    expected = select.select(problem(), HOPPER)
+    file.write_text(change(text))
+    tuning.overrides.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning) as warned:
+            found = [select.select(problem(m=m), device) for m in (640, 641) for device in (HOPPER, H100)]
+    finally:
+        tuning.overrides.cache_clear()
+    assert found[0] == expected
+    assert not any("measured" in choice.why for choice in found)
+    (warning,) = warned
+    assert str(file) in str(warning.message)
+    assert says in str(warning.message)
+
+
 @pytest.fixture
 def script(benchmark_script):
     return benchmark_script("tune")

@@ -15,7 +15,7 @@ from jaxgemm.choice.grouped import choose
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
 from jaxgemm.kernels import CPU, H200, UnsupportedError, find_kernel
 from jaxgemm.ragged.form import Form
-from jaxgemm.ragged.problem import problem as grouped_problem
+from jaxgemm.ragged.form import problem as grouped_problem
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

@@ -2,10 +2,12 @@
 
 import importlib
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -71,7 +73,20 @@ def test_the_binding_finds_the_library_beside_it():
 def test_the_library_knows_no_python_and_the_binding_no_cuda():
     assert b"PyObject" not in LIBRARY.read_bytes()
     assert b"cudaLaunchKernel" not in BINDING.read_bytes()
-    assert not [name for name in dynamic(LIBRARY, 1) if "python" in name or "cuda" in name]
+
+
+@linux
+def test_what_is_needed_is_everywhere():
+    """The runtimes of C and C++, which .ci/wheel finds in its policy, and nothing of CUDA, which JAX brings or not."""
+    runtimes = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
+    runtimes |= {"libdl.so.2", "librt.so.1", "libpthread.so.0"}  # of their own before glibc 2.34
+    assert set(dynamic(LIBRARY, 1)) <= runtimes
+    assert set(dynamic(BINDING, 1)) <= {*runtimes, _runtime.LIBRARY}
+
+
+def test_no_package_is_needed_but_jax():
+    needed = {re.split(r"[^\w-]", x)[0] for x in metadata.requires("jaxgemm") if "extra ==" not in x}
+    assert needed == {"jax", "jaxlib", "numpy"}
 
 
 def test_what_was_compiled_is_what_is_here():
@@ -129,6 +144,13 @@ def import_error(package):
 
 def test_a_copy_of_the_package_loads(package):
     assert import_error(package) == ""
+
+
+def test_a_binding_for_another_python_is_named(package):
+    binding = package / "_ffi.cpython-310-x86_64-linux-gnu.so"
+    (package / BINDING.name).rename(binding)
+    message = import_error(package)
+    assert f"the compiled module in {package} is for another Python: {binding.name}. This is Python 3." in message
 
 
 @linux

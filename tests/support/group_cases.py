@@ -17,13 +17,13 @@ from jax import lax
 from oracle import Gated, Product, coarser, compare, dtype_of, finite, poison, random
 
 import jaxgemm
-from jaxgemm.choice.select import candidates, configuration, resolve
+from jaxgemm.choice.select import candidates, resolve
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
+from jaxgemm.kernels import UnsupportedError, configuration, device_for, find_kernel
 from jaxgemm.problem import Problem
 from jaxgemm.products.call import call
 from jaxgemm.ragged.form import Form
-from jaxgemm.ragged.problem import problem as grouped_problem
+from jaxgemm.ragged.form import problem as grouped_problem
 
 #: Rows times weights (held, k, n); the same with weights (held, n, k); and a sum over each group's rows.
 FORMS = ("rows", "transposed", "sums")

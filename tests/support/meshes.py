@@ -26,7 +26,9 @@ with contextlib.suppress(RuntimeError):  # started already: perhaps with as many
 def mesh(shape: tuple[int, ...] = (4, 2), names: tuple[str, ...] = ("x", "y"), types: str = "Auto") -> Mesh:
     """A mesh of CPU devices; ``types`` is "Auto" or "Explicit"."""
     devices = jax.devices("cpu")
-    assert len(devices) >= COUNT, "JAX's CPU backend was started with fewer devices before tests/meshes.py was imported"
+    assert len(devices) >= COUNT, (
+        "JAX's CPU backend was started with fewer devices before tests/support/meshes.py was imported"
+    )
     axis_types = (getattr(AxisType, types),) * len(names)
     return jax.make_mesh(shape, names, axis_types=axis_types, devices=devices[: math.prod(shape)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -113,3 +114,12 @@ def test_names_of_the_engine_are_its_own():
     words = {word for p in sources for word in re.findall(r"\w+", p.read_text())}
     assert len(named) > 20
     assert not named - words
+
+
+def test_every_layer_of_flax_says_what_it_adds():
+    pytest.importorskip("flax")
+    layers = {"linen": ("Dense", "DenseGeneral", "Einsum"), "nnx": ("Linear", "LinearGeneral", "Einsum")}
+    for folder, names in layers.items():
+        module = importlib.import_module(f"jaxgemm.flax.{folder}")
+        for name in names:
+            assert "``activation`` and ``kernel``" in getattr(module, name).__doc__

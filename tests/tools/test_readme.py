@@ -156,3 +156,22 @@ def overlap_table() -> str:
 def test_overlap_table():
     if overlap_table() not in (ROOT / "docs/sharding.md").read_text():
         pytest.fail(f"docs/sharding.md does not say what the result files do; it should be\n\n{overlap_table()}")
+
+
+# --- Builds ---------------------------------------------------------------------------------------------------
+
+
+def test_build_times(monkeypatch):
+    """CONTRIBUTING.md has what ``python benchmarks/build_times.py`` measured, and no other figures."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    build_times = importlib.import_module("build_times")
+    page, file = (ROOT / "CONTRIBUTING.md").read_text(), RESULTS.parent / "cpu/build_times.json"
+    found = re.search(r"^\| a build for .*?(?=\n\n)", page, re.M | re.S)
+    assert (found[0] if found else "") == (build_times.table(report.load(file)) if file.exists() else "")
+
+
+def test_build_times_are_told_in_minutes(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    row = {"for": "one chip", "seconds": 330.0, "processor_seconds": 600.0, "bytes": 8_500_000}
+    *_, last = importlib.import_module("build_times").table({"cores": 2, "rows": [row]}).splitlines()
+    assert last == "| one chip | 5.5 | 10.0 | 8.5 |"

@@ -17,8 +17,8 @@ struct TileConfig {
 
   // Rows of A that lie along m are loaded 32 at a time.
   constexpr bool fits(Major major_a) const { return major_a == Major::kK || m % 32 == 0; }
-  // Groups of four neighbouring results of a row, for each lane of a warp.
-  constexpr int groups() const { return m * n / 128; }
+  // Runs of four neighbouring results of a row, for each lane of a warp.
+  constexpr int runs() const { return m * n / 128; }
 };
 
 // Indexed by the option `tile`, less one.
@@ -72,7 +72,7 @@ constexpr bool compiled(const TileConfig& t, bool aligned, Flow flow) {
 
 // The epilogues. Each has code of its own: when a kernel starts, its instructions are not cached, so the code
 // that runs should lie together.
-//   kPacked: alpha * sum, to 16-bit results that are stored in aligned groups of four.
+//   kPacked: alpha * sum, to 16-bit results that are stored in aligned runs of four.
 //   kActivated: kPacked with a bias and an activation of short code.
 //   kPlain: alpha * sum, to any results.
 //   kFull: everything else.

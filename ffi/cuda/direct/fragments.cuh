@@ -1,8 +1,8 @@
 // One operand's fragments, from global memory into the registers that tensor cores read.
 //
 // A chunk is 32 values of k. A sum may visit them in any order, as long as both operands use the same one.
-// The kernel uses the order in which 16-byte vectors arrive: in step s of a chunk, lane t of each group of
-// four holds k = 8 t + 4 s + 2 half and the next k in register `half` of a fragment. Vectors of an operand
+// The kernel uses the order in which 16-byte vectors arrive: in step s of a chunk, lane t of each
+// quad holds k = 8 t + 4 s + 2 half and the next k in register `half` of a fragment. Vectors of an operand
 // that is contiguous along k are then fragments as loaded. For an operand that is contiguous along m or n,
 // lanes load the lines of those k, and movmatrix makes fragments of them; this permutes each 32 rows or
 // columns (line_of). A B that is contiguous along k is loaded in the same permuted order: a lane's
@@ -43,10 +43,10 @@ struct Fragments {
   uint32_t v[kLines / 8][4];  // for each 8 lines: the two halves of step 0, then of step 1
 };
 
-// The line that row `group` of fragment block `block` holds.
+// The line that row `row` of fragment block `block` holds.
 template <bool kPermuted>
-__device__ __forceinline__ int line_of(int block, int group) {
-  return kPermuted ? 32 * (block / 4) + 8 * (group / 2) + block % 4 * 2 + group % 2 : 8 * block + group;
+__device__ __forceinline__ int line_of(int block, int row) {
+  return kPermuted ? 32 * (block / 4) + 8 * (row / 2) + block % 4 * 2 + row % 2 : 8 * block + row;
 }
 
 // Loads kLines lines (rows of op(A) or columns of op(B)), every `stride`th chunk of them. kAligned: the
@@ -67,8 +67,8 @@ class Source {
   __device__ __forceinline__ Source(const void* data, int pitch, int extent, int k, int first, int chunk,
                                     int stride)
       : stride_(stride) {
-    const int lane = static_cast<int>(threadIdx.x % 32), group = lane / 4, t = lane % 4;
-    const int row = kAlongK ? first + line_of<kPermuted>(0, group) : chunk * kChunk + line_of<true>(0, group);
+    const int lane = static_cast<int>(threadIdx.x % 32), quad = lane / 4, t = lane % 4;
+    const int row = kAlongK ? first + line_of<kPermuted>(0, quad) : chunk * kChunk + line_of<true>(0, quad);
     const int col = (kAlongK ? chunk * kChunk : first) + 8 * t;
     from_ = static_cast<const char*>(data) + 2 * (int64_t(row) * pitch + col);
     pitch_ = 2 * int64_t(pitch);

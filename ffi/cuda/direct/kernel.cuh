@@ -49,7 +49,7 @@ struct Engine {
   using In = In_;
   static constexpr Major kA = kA_, kB = kB_;
   static constexpr TileConfig kTile = kTiles[kTileIndex];
-  static constexpr int kM = kTile.m, kN = kTile.n, kGroups = kTile.groups();
+  static constexpr int kM = kTile.m, kN = kTile.n, kRuns = kTile.runs();
   static constexpr bool kPermutedRows = kA == Major::kMN;
   using A = Source<kA, kM, kAligned, kPermutedRows>;
   using B = Source<kB, kN, kAligned, true>;
@@ -102,9 +102,9 @@ __device__ __forceinline__ void multiply(typename E::Sums& acc, typename E::A& a
   } while (E::kLoops && chunks > 0);
 }
 
-// Group i of a lane's sums: the first or the last four of eight neighbours of a row.
+// Run i of a lane's sums: the first or the last four of eight neighbours of a row.
 template <typename E>
-__device__ __forceinline__ float4 group(const typename E::Sums& acc, int i) {
+__device__ __forceinline__ float4 run(const typename E::Sums& acc, int i) {
   const auto at = [&](int v) { return acc[i / 4][i % 2 * 2 + v / 2][i / 2 % 2 * 2 + v % 2]; };
   return make_float4(at(0), at(1), at(2), at(3));
 }
@@ -125,8 +125,8 @@ __device__ __forceinline__ T total(const T* from, int warps) {
   return sum;
 }
 
-// Stores the results of kPacked and kActivated. A single warp's lanes store their own groups; several warps
-// add up their groups through shared memory first. A bias is loaded before the main loop where registers
+// Stores the results of kPacked and kActivated. A single warp's lanes store their own runs; several warps
+// add up their runs through shared memory first. A bias is loaded before the main loop where registers
 // allow it.
 template <typename E>
 class PackedResults {
@@ -160,16 +160,16 @@ class PackedResults {
                                         int warps) const {
     if (warps == 1) {
 #pragma unroll
-      for (int i = 0; i < E::kGroups; ++i) store<kActivated>(i, group<E>(acc, i));
+      for (int i = 0; i < E::kRuns; ++i) store<kActivated>(i, run<E>(acc, i));
       return;
     }
-    constexpr int kEach = E::kGroups * 32;
+    constexpr int kEach = E::kRuns * 32;
     float4* const mine = shared + threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < E::kGroups; ++i) mine[warp * kEach + i * 32] = group<E>(acc, i);
+    for (int i = 0; i < E::kRuns; ++i) mine[warp * kEach + i * 32] = run<E>(acc, i);
     __syncthreads();
 #pragma unroll 1
-    for (int i = warp; i < E::kGroups; i += warps) store<kActivated>(i, total<kEach>(mine + i * 32, warps));
+    for (int i = warp; i < E::kRuns; i += warps) store<kActivated>(i, total<kEach>(mine + i * 32, warps));
   }
 
   template <bool kActivated>
@@ -203,7 +203,7 @@ class PackedResults {
   int col_;          // the lane's first column
   int rows_, cols_;  // rows and columns of D from the lane's first on
   int64_t index_;
-  uint2 bias_[2] = {};  // of the columns of the lane's groups
+  uint2 bias_[2] = {};  // of the columns of the lane's runs
 };
 
 // Stores the results of kPlain and kFull. The tile passes through shared memory, so that neighbouring threads
@@ -222,9 +222,9 @@ class Rows {
     float* const sums = reinterpret_cast<float*>(shared);
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int i = 0; i < E::kGroups; ++i) {
+    for (int i = 0; i < E::kRuns; ++i) {
       const int row = line_of<E::kPermutedRows>(i / 2, lane / 4), col = lane % 4 * 8 + i % 2 * 4;
-      *reinterpret_cast<float4*>(sums + warp * kEach + row * kPitch + col) = group<E>(acc, i);
+      *reinterpret_cast<float4*>(sums + warp * kEach + row * kPitch + col) = run<E>(acc, i);
     }
     __syncthreads();
     if (p_.finish == Finish::kPlain)

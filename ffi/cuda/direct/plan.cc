@@ -15,7 +15,7 @@ namespace jaxgemm::cuda::direct {
 namespace {
 
 constexpr double kLaunch = 1.007;
-constexpr double kFinish = 0.072;     // each group of four results that a thread stores
+constexpr double kFinish = 0.072;     // each run of four results that a thread stores
 constexpr double kSum = 0.0345;       // each warp whose sums are added up
 constexpr double kScatter = 0.09;     // each wave whose rows of D are not whole vectors,
 constexpr double kScattered = 0.077;  // and each 16 rows of such a D that a multiprocessor stores
@@ -52,13 +52,13 @@ double cost(const GemmProblem& p, const Config& c, bool aligned, int sms) {
   const double loaded = tiles * (t.m + t.n) * double(p.k) * 2;
   const double batch = double(p.batch_count());
   const double moved = 2 * batch * (double(p.k) * double(p.m + p.n) + double(p.m) * double(p.n));
-  const double groups = t.groups();
+  const double runs = t.runs();
   const Finish finish = finish_of(p, true);
   const double rows = std::ceil(tiles / sms) * t.m / 16;
   const double scattered = p.n % 4 != 0 ? waves * kScatter + kScattered * rows : 0;
   const double activated = finish == Finish::kActivated ? kActivated * rows : 0;
   const double full = finish == Finish::kFull ? kFull * std::ceil(double(t.m) / c.warps) : 0;
-  const double finishing = kFinish * std::max(1.0, groups / c.warps) + kSum * c.warps + full;
+  const double finishing = kFinish * std::max(1.0, runs / c.warps) + kSum * c.warps + full;
   return kLaunch + waves * finishing + activated + scattered + trips + instructions + loaded / kL2 +
          moved / kDram;
 }

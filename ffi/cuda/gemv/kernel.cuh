@@ -20,8 +20,8 @@ struct Params {
   int64_t length, k, batch;
   int64_t split_k;  // values of k that a block sums over, a multiple of WarpTile::kStep
   int64_t vectors;
-  int group;  // vectors that are multiplied together
-  int groups, warps_k, splits;
+  int panel;  // vectors that are multiplied together
+  int panels, warps_k, splits;
   int tile_shift;  // log2 of a block's results for each vector
   bool vector_wide, swapped;
   Epilogue<T> epilogue;
@@ -95,10 +95,10 @@ __global__ void __launch_bounds__(kThreads, kResident<typename T::A, kAlongK, kA
   const int warp = uniform_warp();
   const int warp_k = warp % p.warps_k, column = warp / p.warps_k * Tile::kLength;
 
-  for (int64_t item = blockIdx.y; item < p.batch * p.groups; item += gridDim.y) {
-    const int64_t batch = p.groups == 1 ? item : item / p.groups;
-    const int64_t first = (item - batch * p.groups) * p.group;
-    const int vectors = static_cast<int>(min(p.vectors - first, int64_t{p.group}));
+  for (int64_t item = blockIdx.y; item < p.batch * p.panels; item += gridDim.y) {
+    const int64_t batch = p.panels == 1 ? item : item / p.panels;
+    const int64_t first = (item - batch * p.panels) * p.panel;
+    const int vectors = static_cast<int>(min(p.vectors - first, int64_t{p.panel}));
     const int64_t k = split * p.split_k;
     const Source<In> source{.matrix = p.matrix.at_batch(batch),
                             .ld = p.matrix.ld,

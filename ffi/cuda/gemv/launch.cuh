@@ -26,7 +26,7 @@ Status launch_kernel(const GemmProblem& p, const GemmBuffers& b, const Plan& pla
   const bool contiguous = vector.transposed == plan.swapped || vector.ld == 1;
   constexpr int64_t kStep = WarpTile<In, kAlongK, kAligned, kVectors>::kStep;
   const int64_t vectors = std::min(p.m, p.n);
-  const int group = static_cast<int>(std::min<int64_t>(vectors, max_vectors(p.a.dtype)));
+  const int panel = static_cast<int>(std::min<int64_t>(vectors, max_vectors(p.a.dtype)));
   const int64_t steps = (p.k + kStep - 1) / kStep;
   const Params<T> params{
       .matrix = plan.swapped ? op_a : op_b,
@@ -38,8 +38,8 @@ Status launch_kernel(const GemmProblem& p, const GemmBuffers& b, const Plan& pla
       .batch = p.batch_count(),
       .split_k = (steps + plan.splits - 1) / plan.splits * kStep,
       .vectors = vectors,
-      .group = group,
-      .groups = static_cast<int>((vectors + group - 1) / group),
+      .panel = panel,
+      .panels = static_cast<int>((vectors + panel - 1) / panel),
       .warps_k = plan.warps_k,
       .splits = plan.splits,
       .tile_shift = std::countr_zero(static_cast<unsigned>(plan.tile_length)),
@@ -51,11 +51,11 @@ Status launch_kernel(const GemmProblem& p, const GemmBuffers& b, const Plan& pla
   attribute.val.clusterDim = {static_cast<unsigned>(plan.splits), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.tiles * plan.splits),
-                        static_cast<unsigned>(std::min<int64_t>(params.batch * params.groups, 65535)));
+                        static_cast<unsigned>(std::min<int64_t>(params.batch * params.panels, 65535)));
   config.blockDim = dim3(kThreads);
   // A sum for each result and each warp along k, and in a cluster the block's own sums.
   config.dynamicSmemBytes = sizeof(float) * static_cast<size_t>((plan.warps_k + (plan.splits > 1)) *
-                                                                params.group * plan.tile_length);
+                                                                params.panel * plan.tile_length);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = plan.splits > 1 ? 1 : 0;

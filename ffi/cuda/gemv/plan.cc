@@ -29,8 +29,8 @@ void cut(const GemmProblem& p, Plan& plan) {
 // busy.
 double time_of(const GemmProblem& p, const Plan& plan) {
   const double resident = kModelSms * (plan.along_k ? 2 : 3);
-  const int64_t groups = ceil_div(std::min(p.m, p.n), max_vectors(p.a.dtype));
-  const double blocks = static_cast<double>(plan.tiles) * plan.splits * static_cast<double>(groups) *
+  const int64_t panels = ceil_div(std::min(p.m, p.n), max_vectors(p.a.dtype));
+  const double blocks = static_cast<double>(plan.tiles) * plan.splits * static_cast<double>(panels) *
                         static_cast<double>(p.batch_count());
   const double each = static_cast<double>(plan.tile_length) *
                       static_cast<double>(ceil_div(p.k, plan.splits)) *

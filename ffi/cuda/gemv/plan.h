@@ -18,7 +18,7 @@ constexpr int kMaxSplits = 8;  // the largest cluster that every device with clu
 // Vectors that are multiplied together: the columns of a tensor-core instruction, or for fp32 of a loop. More
 // vectors take more passes over the matrix.
 constexpr int max_vectors(DType operand) { return operand == DType::kF32 ? 4 : 8; }
-// Results of a warp, whose 8 groups of 4 lanes load the matrix. For lines along k a group has two lines, for
+// Results of a warp, whose 8 quads of lanes load the matrix. For lines along k a quad has two lines, for
 // lines across k it has 16 bytes of each line.
 constexpr int warp_length(bool along_k, int element_bytes) { return along_k ? 16 : 8 * 16 / element_bytes; }
 

@@ -1,7 +1,7 @@
 // What one warp multiplies: the part of the matrix that its lanes load at 16 bytes each, times the vectors.
 //
-// Lane 4 g + t belongs to group g. For a matrix with lines along k, group g has lines g and g + 8, and its
-// lanes have neighbouring 16-byte pieces of them. For lines across k, group g has the results g * kWide and
+// Lane 4 g + t belongs to quad g. For a matrix with lines along k, quad g has lines g and g + 8, and its
+// lanes have neighbouring 16-byte pieces of them. For lines across k, quad g has the results g * kWide and
 // on, and lane t has four neighbouring k. 16-bit elements then form fragments of mma.sync, as loaded or after
 // a byte permutation. Their k is permuted, which leaves the sum as it is because the vectors are permuted
 // alike. The instruction multiplies eight vectors in the time of one, and no element is converted.
@@ -98,7 +98,7 @@ class WarpTile {
         }
       }
     } else {
-      // The four lanes of a group hold parts of the same results.
+      // The four lanes of a quad hold parts of the same results.
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
 #pragma unroll

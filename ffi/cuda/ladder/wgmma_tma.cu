@@ -30,7 +30,7 @@ namespace jaxgemm::cuda {
 namespace {
 
 constexpr int kBlockM = 128, kBlockN = 256, kBox = 64;  // a box is as deep along k as a stage
-constexpr int kStages = 4, kGroups = 2, kThreads = 128 * kGroups + 32;
+constexpr int kStages = 4, kConsumers = 2, kThreads = 128 * kConsumers + 32;
 constexpr int kBoxBytes = kBox * kBox * 2;
 constexpr int kBytesA = kBlockM / kBox * kBoxBytes, kStageBytes = kBytesA + kBlockN / kBox * kBoxBytes;
 constexpr int kSwizzlePeriod = 1024;  // bytes, at multiples of which boxes must begin
@@ -38,7 +38,7 @@ constexpr int kSwizzlePeriod = 1024;  // bytes, at multiples of which boxes must
 constexpr int kFull = kStages * kStageBytes, kEmpty = kFull + kStages * 8;
 constexpr int kSharedBytes = kSwizzlePeriod + kEmpty + kStages * 8;
 constexpr int kPitch = kBlockN + 8;  // of a warp's results in shared memory: rows begin in different banks
-static_assert(4 * kGroups * 16 * kPitch * sizeof(float) <= kStages * kStageBytes);
+static_assert(4 * kConsumers * 16 * kPitch * sizeof(float) <= kStages * kStageBytes);
 
 template <typename T>
 struct Parameters : TiledProduct<T> {
@@ -74,10 +74,10 @@ __device__ __forceinline__ void load(const Parameters<T>& p, uint32_t ring, int6
 // Adds the product of a warpgroup's 64 rows and all columns to `acc`. A stage is released when the products
 // of the next one have been issued and its own are done.
 template <typename In, Major kMajorA, Major kMajorB>
-__device__ __forceinline__ void multiply(float (&acc)[kBlockN / 2], uint32_t ring, int64_t k, int group) {
+__device__ __forceinline__ void multiply(float (&acc)[kBlockN / 2], uint32_t ring, int64_t k, int warpgroup) {
   using A = OperandTile<kMajorA>;
   using B = OperandTile<kMajorB>;
-  const uint64_t a_ring = A::descriptor(ring + group * kBoxBytes);
+  const uint64_t a_ring = A::descriptor(ring + warpgroup * kBoxBytes);
   const uint64_t b_ring = B::descriptor(ring + kBytesA);
   RingPosition<kStages> at;
   for (int64_t k_left = k; k_left > 0; k_left -= kBox) {
@@ -133,22 +133,22 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_tma(const __grid_constant__
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(ring + kFull + i * 8, 1);
-      mbarrier_init(ring + kEmpty + i * 8, kGroups);
+      mbarrier_init(ring + kEmpty + i * 8, kConsumers);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
-  const int warp = uniform_warp(), group = warp / 4;
-  if (group == kGroups) {
+  const int warp = uniform_warp(), warpgroup = warp / 4;
+  if (warpgroup == kConsumers) {
     if (elect_one()) load(p, ring, batch, row, col);
     return;
   }
   float acc[kBlockN / 2] = {};
   with_layouts(p, [&]<bool kTransposeA, bool kTransposeB>() {
     multiply<typename T::A, kTransposeA ? Major::kMN : Major::kK, kTransposeB ? Major::kK : Major::kMN>(
-        acc, ring, p.k, group);
+        acc, ring, p.k, warpgroup);
   });
-  named_barrier_sync(1, 128 * kGroups);  // all warps have read the stages, where results go next
+  named_barrier_sync(1, 128 * kConsumers);  // all warps have read the stages, where results go next
   store(p, batch, row + warp * 16, col, reinterpret_cast<float (*)[16][kPitch]>(shared + padding)[warp], acc);
 }
 

@@ -83,7 +83,7 @@ template <typename Kind>
 Status launch(const GemmProblem& p, const GemmBuffers& b, const Plan& plan, cudaStream_t stream) {
   const TileInfo& t = simt::tiles_for(p)[plan.tile];
   const TileGrid grid(p, t.bm, t.bn);
-  // TileIndex counts the tiles of a group of 8 rows in 32 bits, too.
+  // TileIndex counts the tiles of a swath of 8 rows in 32 bits, too.
   if (!grid.fits() || grid.tiles_n > INT32_MAX / 8) {
     return {"kernel 'simt': the product has more output tiles than 32 bits can count"};
   }

@@ -71,7 +71,7 @@ struct Cuts {
 };
 
 // Which product and which tile of it. Blocks that run together should share operands in the L2: tiles go down
-// groups of 8 rows, column by column. The caller sees to it that a product's tiles fit in 32 bits.
+// swaths of 8 rows, column by column. The caller sees to it that a product's tiles fit in 32 bits.
 struct TileIndex {
   int64_t batch = 0;
   unsigned m = 0, n = 0;
@@ -83,12 +83,12 @@ struct TileIndex {
     }
     if (index >= product) batch = index / product;
     const unsigned tile = static_cast<unsigned>(index - batch * product);
-    constexpr unsigned kGroup = 8;
-    const unsigned first = tile / (kGroup * cols) * kGroup;
-    const unsigned height = rows - first < kGroup ? rows - first : kGroup;
-    const unsigned in_group = tile - first * cols;
-    m = first + in_group % height;
-    n = in_group / height;
+    constexpr unsigned kWalkHeight = 8;
+    const unsigned first = tile / (kWalkHeight * cols) * kWalkHeight;
+    const unsigned height = rows - first < kWalkHeight ? rows - first : kWalkHeight;
+    const unsigned in_swath = tile - first * cols;
+    m = first + in_swath % height;
+    n = in_swath / height;
   }
 };
 

@@ -51,7 +51,7 @@ struct Output {
   Activation activation;
   bool f32;  // otherwise the operands' type
   Store store;
-  bool vec;  // groups of four columns are aligned in D, C and bias, and within a row
+  bool vec;  // runs of four columns are aligned in D, C and bias, and within a row
 };
 
 struct Params {

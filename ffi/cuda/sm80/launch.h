@@ -1,5 +1,5 @@
-// From run-time choices to a compiled kernel. One source file for each pair of majors and type, so that they
-// compile side by side.
+// From run-time choices to a compiled kernel. Each operand type is compiled in a file of its own, made from
+// type.cu.in.
 #pragma once
 
 #include "engine.cuh"

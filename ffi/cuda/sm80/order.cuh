@@ -1,5 +1,5 @@
-// The order in which tiles are visited: in groups of `group` tile rows, down each column of the group. Blocks
-// that run together then share rows and columns of operands in the L2.
+// The order in which tiles are visited: in swaths of `walk_height` tile rows, down each column of a swath.
+// Blocks that run together then share rows and columns of operands in the L2.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct TileIndex {
 
 struct TileOrder {
   int64_t tiles_m, tiles_n;
-  int64_t group;
+  int64_t walk_height;
 
   __device__ __forceinline__ TileIndex operator()(int64_t tile) const {
     TileIndex index{0, 0, 0};
@@ -21,8 +21,8 @@ struct TileOrder {
       index.batch = tile / product;
       tile -= index.batch * product;
     }
-    const int64_t first = tile / (group * tiles_n) * group;
-    const int64_t height = tiles_m - first < group ? tiles_m - first : group;
+    const int64_t first = tile / (walk_height * tiles_n) * walk_height;
+    const int64_t height = tiles_m - first < walk_height ? tiles_m - first : walk_height;
     tile -= first * tiles_n;
     index.n = tile / height;
     index.m = first + (tile - index.n * height);

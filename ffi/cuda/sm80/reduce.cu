@@ -1,5 +1,5 @@
-// Adds up the partial results of split tiles. A block owns a stretch of one tile, in groups of 4 columns. Its
-// threads form a table of slices x groups: each slice adds up consecutive splits, then the slices are added
+// Adds up the partial results of split tiles. A block owns a stretch of one tile, in runs of 4 columns. Its
+// threads form a table of slices x runs: each slice adds up consecutive splits, then the slices are added
 // in order, so that the order of additions depends on the number of splits alone. With few splits there is
 // one slice.
 #include "../device/epilogue.cuh"
@@ -27,8 +27,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ Partials p, const Table table,
                                                    int64_t m, const __grid_constant__ Epilogue<T> epilogue) {
   __shared__ float4 sums[kThreads];
-  const int groups = kThreads / table.slices;
-  const int slice = static_cast<int>(threadIdx.x) / groups;
+  const int runs = kThreads / table.slices;
+  const int slice = static_cast<int>(threadIdx.x) / runs;
   const int64_t split_stride = p.tiles * table.tile_m * table.tile_n;
   const int each = (p.splits + table.slices - 1) / table.slices;
   const int begin = slice * each, end = min(begin + each, p.splits);
@@ -36,16 +36,16 @@ __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ Parti
 #pragma unroll 1
   for (int64_t i = blockIdx.x; i < table.blocks; i += gridDim.x) {
     const int64_t tile = i / table.stretches;
-    const int group =
-        static_cast<int>(i - tile * table.stretches) * groups + static_cast<int>(threadIdx.x) % groups;
-    const int row_in = group / (table.tile_n / 4), col_in = group % (table.tile_n / 4) * 4;
+    const int run =
+        static_cast<int>(i - tile * table.stretches) * runs + static_cast<int>(threadIdx.x) % runs;
+    const int row_in = run / (table.tile_n / 4), col_in = run % (table.tile_n / 4) * 4;
     const TileIndex index = p.order(p.first + tile);
     const int64_t row = index.m * table.tile_m + row_in, col = index.n * table.tile_n + col_in;
     const bool inside = row < m && col < epilogue.n;
 
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
     if (inside) {
-      const float* from = p.data + tile * table.tile_m * table.tile_n + group * 4;
+      const float* from = p.data + tile * table.tile_m * table.tile_n + run * 4;
 #pragma unroll 8
       for (int s = begin; s < end; ++s) {
         sum = plus(sum, *reinterpret_cast<const float4*>(from + s * split_stride));
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ Parti
       sums[threadIdx.x] = sum;
       __syncthreads();
       if (slice == 0) {
-        for (int s = 1; s < table.slices; ++s) sum = plus(sum, sums[s * groups + threadIdx.x]);
+        for (int s = 1; s < table.slices; ++s) sum = plus(sum, sums[s * runs + threadIdx.x]);
       }
       __syncthreads();
     }

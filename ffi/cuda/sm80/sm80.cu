@@ -57,8 +57,8 @@ Output output_of(const GemmProblem& p, const GemmBuffers& buffers) {
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;
   out.f32 = p.d == DType::kF32;
-  const int64_t group = 4 * static_cast<int64_t>(dtype_bytes(p.d));
-  out.vec = p.n % 4 == 0 && aligned(out.d, group) && aligned(out.c, group) && aligned(out.bias, group);
+  const int64_t four = 4 * static_cast<int64_t>(dtype_bytes(p.d));
+  out.vec = p.n % 4 == 0 && aligned(out.d, four) && aligned(out.c, four) && aligned(out.bias, four);
   if (!out.c && !out.bias && out.activation == Activation::kNone) {
     if (out.f32 && out.vec) out.store = Store::kDirect;
     if (!out.f32 && p.n % 8 == 0 && aligned(out.d, 16)) out.store = Store::kPacked;
@@ -122,7 +122,7 @@ Status launch_sm80(const GemmProblem& p, const GemmBuffers& buffers, const Execu
   params.order.tiles_m = ceil_div(p.m, tile.m);
   params.order.tiles_n = ceil_div(p.n, tile.n);
   // The blocks that run together should cover a square of D.
-  params.order.group = std::lround(std::sqrt(double(kModelSms) * tile.blocks_per_sm * tile.n / tile.m));
+  params.order.walk_height = std::lround(std::sqrt(double(kModelSms) * tile.blocks_per_sm * tile.n / tile.m));
   params.batch_inner = p.batch[1];
   const int64_t k_tiles = ceil_div(p.k, tile.k);
   if (k_tiles > INT32_MAX) return {"kernel 'sm80': k must be below 2^36"};

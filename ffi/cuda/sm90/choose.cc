@@ -25,7 +25,7 @@ constexpr int64_t kDividedWalkK = 16 * kTileK;
 // The walk over the units that costs least.
 RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c,
                        const Machine& machine) {
-  const Units u(s, t, c, machine.multiprocessors);
+  const UnitCounts u(s, t, c, machine.multiprocessors);
   const int all = static_cast<int>(std::min(u.rows, double(kMaxWalkHeight)));
   const bool by_grid = one_wave(u.all(), u.resident, c.cluster()),
              long_sums = s.k / c.split_k >= kDividedWalkK;

@@ -77,7 +77,7 @@ bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, 
 
 RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfig& t, Config c,
                        const Expected& expected, int fixed_height, const Machine& machine) {
-  Units units(s, t, c, machine.multiprocessors);
+  UnitCounts units(s, t, c, machine.multiprocessors);
   if (t.tokens == Axis::kRows) units.rows = expected.tiles(t.result_m(), t.result_m());
   if (t.tokens == Axis::kColumns)
     units.columns = expected.tiles(t.result_n(), t.result_n() / t.token_forms());

@@ -140,7 +140,7 @@ double soft_max(double a, double b, double exponent) {
 struct Distinct {
   double rows, columns;
 
-  Distinct(const Units& u, double count, double height) {
+  Distinct(const UnitCounts& u, double count, double height) {
     const double more = count - 1, down = std::min(height, u.rows);
     const double products = std::min(u.products, 1 + more / (u.rows * u.columns));
     rows = std::min(1.0, products * std::min(u.rows, down * (1 + more / (down * u.columns))) / count);
@@ -156,10 +156,11 @@ struct Case {
   const Config& c;
   int sms;
   Operand a, b;
-  Units u;
+  UnitCounts u;
   double throttle;  // how many times longer multiprocessors take, as power lowers their clock
 
-  Case(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms, const Units& u)
+  Case(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms,
+       const UnitCounts& u)
       : p(p), s(s), t(t), c(c), sms(sms), a(p.a, p.m, p.k, t, c.swap), b(p.b, p.k, p.n, t, !c.swap), u(u) {
     const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
     throttle = 1 + kThrottle * work / (work + kThrottleWork);
@@ -203,7 +204,7 @@ double multiply_time(const Case& x, int tile_n) {
 
 // What a step's loads take L2.
 double load_time(const Case& x, int tile_n) {
-  const Units& u = x.u;
+  const UnitCounts& u = x.u;
   const LoadedLines lines(x, tile_n);
   const Distinct distinct(u, u.of_gpc(x.c.cluster()), x.c.walk_height);
   // Tiles of every eighth row load y from where their rows begin. Neighbours begin at so many different
@@ -220,7 +221,7 @@ double load_time(const Case& x, int tile_n) {
          soft_max((lines.rows + lines.columns + lines.more) / kL2Rate, sent / kL2SendRate, kL2Bound);
 }
 
-int idle_stages(const Shape& s, const TileConfig& t, const Config& c, const Units& u) {
+int idle_stages(const Shape& s, const TileConfig& t, const Config& c, const UnitCounts& u) {
   if (t.realigns) return 0;
   const int64_t all = s.m * (t.tile_m / t.result_m()) + s.n * (t.tile_n / t.result_n());  // of both weights
   const double lines = double(all) * double(s.batch) * c.split_k * u.running() / u.all();
@@ -245,7 +246,7 @@ double step_time(const Case& x, int tile_n) {
 // Waves of units, counted in whole tiles: narrow tiles fill gaps of the last wave of whole ones, or make
 // cheaper waves.
 double wave_count(const Case& x, double step) {
-  const Units& u = x.u;
+  const UnitCounts& u = x.u;
   const double units = u.all(), waves = std::ceil(units / u.resident);
   if (!has_narrow_edge(x.t, x.s.n) || x.c.cluster_n > 1) return waves;
   const double column_units = u.rows * u.products;  // of the narrow column
@@ -280,7 +281,7 @@ double epilogue_time(const Case& x) {
 // Bytes that are read from memory again, as L2 does not hold them for so long: the columns, by every swath of
 // rows, and a swath's rows, by every wave of units along them.
 double read_again(const Case& x) {
-  const Units& u = x.u;
+  const UnitCounts& u = x.u;
   const double line = 2 * double(x.s.k) / x.c.split_k, height = std::min(double(x.c.walk_height), u.rows);
   const double row = line * x.t.tile_m * x.c.cluster_m,
                column = line * x.t.tile_n * x.c.cluster_n;     // of units
@@ -324,16 +325,16 @@ double launch_time(const Case& x, double steps) {
 }  // namespace
 
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {
-  return idle_stages(s, t, c, Units(s, t, c, sms));
+  return idle_stages(s, t, c, UnitCounts(s, t, c, sms));
 }
 
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c,
           const Machine& machine) {
-  return cost(p, s, t, c, machine, Units(s, t, c, machine.multiprocessors));
+  return cost(p, s, t, c, machine, UnitCounts(s, t, c, machine.multiprocessors));
 }
 
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine,
-          const Units& units) {
+          const UnitCounts& units) {
   const Case x(p, s, t, c, machine.multiprocessors, units);
   const int64_t k_steps = t.every_eighth ? every_eighth_steps(s.k, p.a.ld) : ceil_div(s.k, kTileK);
   const double steps = std::ceil(double(std::max<int64_t>(1, k_steps)) / c.split_k);  // of a unit

@@ -1,7 +1,7 @@
 // The cost model.
 #pragma once
 
-#include "units.h"
+#include "unit_counts.h"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -21,7 +21,7 @@ struct Cost {
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine);
 // The same where units are not those that follow from the shape.
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine,
-          const Units& units);
+          const UnitCounts& units);
 
 // Stages of the ring that are left empty, as the others have enough bytes in flight to keep memory busy.
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);

@@ -5,7 +5,7 @@
 #include "group_table.h"
 #include "parameters.cuh"
 #include "plan.h"
-#include "units.h"
+#include "unit_counts.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {

@@ -13,7 +13,8 @@ template <typename E>
 class StageRelease {
  public:
   __device__ StageRelease(const SharedLayout<E>& shared, const ClusterPlace& place) {
-    const uint32_t lane = threadIdx.x % 128;
+    uint32_t lane = threadIdx.x % 128;
+    asm volatile("" : "+r"(lane));  // nor before the block's first product: see EpilogueWarp::store
     arrives_ = lane < place.peers();
     first_ = map_to_rank(shared.empty, place.peer(lane));
     asm volatile("" : "+r"(arrives_), "+r"(first_));  // computed here, not at every stage

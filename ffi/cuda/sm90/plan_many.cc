@@ -45,7 +45,7 @@ int choose_many(std::span<const GemmProblem> problems) {
     if (!t.many || !launch_allowed(problems[0], c)) continue;
     const GemmProblem mean = stand_in(problems, t);
     const Shape s(mean, false);
-    Units units(s, t, c, kModelSms);
+    UnitCounts units(s, t, c, kModelSms);
     double tiles = 0;
     for (const GemmProblem& p : problems) tiles += double(tiles_of(p, t));
     units.products = tiles / (units.rows * units.columns);

@@ -1,5 +1,5 @@
-// Adds the partial results of a split K. A block has a run of groups of 4 columns of D. Its threads form a
-// table, groups x stretches: each thread adds one group's partial results over a stretch of consecutive
+// Adds the partial results of a split K. A block has consecutive runs of 4 columns of D. Its threads form a
+// table, runs x stretches: each thread adds one run's partial results over a stretch of consecutive
 // splits, then the stretches are added in their order. So the order of additions depends on the number of
 // splits alone. With 8 splits or fewer there is one stretch.
 #include "../device/divisor.cuh"
@@ -14,11 +14,11 @@ constexpr int kThreads = 256;
 struct Partials {
   const float* data;
   int64_t pitch, split_stride;
-  uint32_t groups;  // of 4 columns, of all products
-  Divisor per_row;  // groups
+  uint32_t runs;    // of 4 columns, of all products
+  Divisor per_row;  // runs
   int splits, stretches, stretch_shift;
   bool plain;    // there is no epilogue but alpha
-  bool vectors;  // D's rows are whole aligned groups
+  bool vectors;  // D's rows are whole aligned runs
 };
 
 template <typename D>
@@ -29,12 +29,12 @@ struct alignas(4 * sizeof(D)) Four {
 template <typename T>
 __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilogue) {
   __shared__ float4 sums[kThreads];
-  const uint32_t groups = kThreads >> p.stretch_shift;
-  const int stretch = static_cast<int>(threadIdx.x / groups);
-  const uint32_t group = blockIdx.x * groups + threadIdx.x % groups;
-  const uint32_t line = p.per_row(group);
-  const int64_t row = line, col = (group - line * p.per_row.divisor) * 4;
-  const bool inside = group < p.groups;
+  const uint32_t runs = kThreads >> p.stretch_shift;
+  const int stretch = static_cast<int>(threadIdx.x / runs);
+  const uint32_t run = blockIdx.x * runs + threadIdx.x % runs;
+  const uint32_t line = p.per_row(run);
+  const int64_t row = line, col = (run - line * p.per_row.divisor) * 4;
+  const bool inside = run < p.runs;
   const int each = (p.splits + p.stretches - 1) >> p.stretch_shift;
   const int begin = stretch * each, end = min(begin + each, p.splits);
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
     if (stretch > 0) return;
 #pragma unroll 4
     for (int i = 1; i < p.stretches; ++i) {
-      const float4 x = sums[i * groups + threadIdx.x];
+      const float4 x = sums[i * runs + threadIdx.x];
       sum.x += x.x;
       sum.y += x.y;
       sum.z += x.z;
@@ -99,7 +99,7 @@ Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, con
     const int64_t rows = problem.m * problem.batch_count(), all = rows * (pitch / 4);
     if (all > INT32_MAX) return Status{"kernel 'sm90': the product is too large to split along K"};
     p.split_stride = rows * pitch;
-    p.groups = static_cast<uint32_t>(all);
+    p.runs = static_cast<uint32_t>(all);
     p.per_row = Divisor(static_cast<uint32_t>(pitch / 4));
     p.splits = splits;
     while ((8 << p.stretch_shift) < splits && p.stretch_shift < 4) ++p.stretch_shift;
@@ -107,8 +107,8 @@ Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, con
     p.plain = !problem.has_c && !problem.has_bias && problem.activation == Activation::kNone;
     p.vectors =
         problem.n % 4 == 0 && reinterpret_cast<uintptr_t>(buffers.d) % sizeof(Four<typename T::D>) == 0;
-    const int64_t groups = kThreads / p.stretches;
-    const int64_t blocks = (all + groups - 1) / groups;
+    const int64_t runs = kThreads / p.stretches;
+    const int64_t blocks = (all + runs - 1) / runs;
 
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

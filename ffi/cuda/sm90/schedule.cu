@@ -3,7 +3,7 @@
 
 #include "plan.h"
 #include "schedule.cuh"
-#include "units.h"
+#include "unit_counts.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {

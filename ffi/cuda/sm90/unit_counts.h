@@ -38,11 +38,11 @@ constexpr int resident_clusters(int multiprocessors, int blocks) {
 constexpr int kGpcBlocks = 16;
 
 // The units of a configuration.
-struct Units {
+struct UnitCounts {
   double rows, columns, products;  // products: of the batch, times the partial results of each
   double resident;                 // clusters that the machine runs at a time
 
-  Units(const Shape& s, const TileConfig& t, const Config& c, int sms)
+  UnitCounts(const Shape& s, const TileConfig& t, const Config& c, int sms)
       : rows(double(unit_rows(t, s.m, c.cluster_m))),
         columns(double(ceil_div(ceil_div(s.n, t.result_n()), c.cluster_n))),
         products(double(s.batch) * c.partials()),

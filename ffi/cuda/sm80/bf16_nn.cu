@@ -1,6 +1,0 @@
-// The kernels for bf16 operands, A M-major and B N-major.
-#include "launch.cuh"
-
-namespace jaxgemm::cuda::sm80 {
-template Status launch_tiles<__nv_bfloat16, Major::kMN, Major::kMN>(const Params&, const Launch&);
-}  // namespace jaxgemm::cuda::sm80

@@ -1,6 +1,0 @@
-// The kernels for f16 operands, A M-major and B N-major.
-#include "launch.cuh"
-
-namespace jaxgemm::cuda::sm80 {
-template Status launch_tiles<__half, Major::kMN, Major::kMN>(const Params&, const Launch&);
-}  // namespace jaxgemm::cuda::sm80

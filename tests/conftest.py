@@ -6,6 +6,7 @@ and with ``option`` for each documented value of each of its options. A new row 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -17,6 +18,13 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several proce
 # devices, float32 at the default precision.
 if Path("/dev/nvidiactl").exists() and any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13)):
     os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda")
+else:
+    # Most of the suite's time is XLA's making of machine code for programs that run once. Of the same programs it makes
+    # plain code in half the time. With a GPU, and by ``XLA_FLAGS= pytest``, the suite runs the code that users run.
+    plain = ["--xla_backend_optimization_level=0"]
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it, and end the process
+        plain.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault("XLA_FLAGS", " ".join(plain))
 
 import cases
 import gpu_record
@@ -110,8 +118,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(names, params)
 
 
+#: Files whose tests read sources, documents, stored figures or machine code, and call nothing of JAX's. What they say
+#: is the same by every JAX, so that ``.ci/run`` leaves them out of its second run.
+ANY_JAX = {
+    *(f"kernels/test_{name}.py" for name in ("recall", "static")),
+    *(f"tools/test_{name}.py" for name in ("builds", "fit", "gpu_record", "machine_code", "modules", "performance")),
+    *(f"tools/test_{name}.py" for name in ("readme", "records", "roofline", "sanitize", "sizes", "subset")),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix() in ANY_JAX:
+            item.add_marker(pytest.mark.any_jax)
         if item.get_closest_marker("gpu"):
             row = _row(item)
             if reason := _refusal(row) if row else _cuda_missing():

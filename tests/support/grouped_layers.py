@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from grouped import bounds, by_rows
+from grouped import by_rows, owned
 from twins import JNP
 
 import jaxgemm
@@ -45,10 +45,8 @@ def _gated(x: Any, w: Any, up: Any, sizes: Any, **keywords: Any) -> jax.Array:
 
 def _exact_fused(x: Any, w: Any, bias: Any, sizes: Any, offset: int = 0, activation: str | None = "silu") -> jax.Array:
     z = by_rows(x, w, sizes, offset)
-    for group, (begin, end) in enumerate(bounds(sizes, x.shape[0])):
-        if 0 <= group - offset < w.shape[0]:
-            z = z.at[begin:end].set(JNP[activation](z[begin:end] + jnp.asarray(bias[group - offset], jnp.float64)))
-    return z
+    rows, groups = owned(sizes, x.shape[0], w.shape[0], offset)
+    return z.at[rows].set(JNP[activation](z[rows] + jnp.asarray(bias, jnp.float64)[groups]))
 
 
 def _exact_gated(x: Any, w: Any, up: Any, sizes: Any, offset: int = 0, activation: str | None = "silu") -> jax.Array:
@@ -61,6 +59,11 @@ LAYERS = {
 }
 
 layers = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+
+
+def in_turn(name: str, names: Iterable[str], layer: Layer) -> bool:
+    """Whether this layer's gradients are taken in this case: cases take those of one layer and of the other in turn."""
+    return [*names].index(name) % 2 == [*LAYERS.values()].index(layer)
 
 
 def gradients(function: Callable[..., jax.Array]) -> Callable[..., Any]:

@@ -1,5 +1,5 @@
 // The constants of the cost model in cost.cc, each behind its unit ([x]: a factor) and its meaning. This file
-// is written by benchmarks/fit.py, from the table in benchmarks/cost_constants.py.
+// is written by benchmarks/fit.py, from the table in benchmarks/support/cost_constants.py.
 #pragma once
 
 namespace jaxgemm::cuda::sm90 {

@@ -1,17 +1,17 @@
 // Which tile, piece of K and product of the batch a block works on, and when.
 //
-// The grid is persistent: cluster i takes the units i, i + clusters, i + 2 clusters, ... (units.h says what a
-// unit is.) Units are numbered tile first, then piece of K, then product, so that blocks that run together
-// read the same stretch of K. The tiles of a product are walked in swaths of `walk_height` rows of clusters,
-// down the rows of a swath first and then along its columns: the tiles in flight form a compact patch, whose
-// operands L2 holds.
+// The grid is persistent: cluster i takes the units i, i + clusters, i + 2 clusters, ... (unit_counts.h says
+// what a unit is.) Units are numbered tile first, then piece of K, then product, so that blocks that run
+// together read the same stretch of K. The tiles of a product are walked in swaths of `walk_height` rows of
+// clusters, down the rows of a swath first and then along its columns: the tiles in flight form a compact
+// patch, whose operands L2 holds.
 //
 // Three things depart from this order:
 //  - Where there are no more units than blocks (one_wave), the grid's own coordinates say which block has
 //    which tile, along the rows or along the columns, and nothing is divided.
 //  - Clusters of several blocks are dealt to the chip's GPCs in turn. gpc_ordered_unit() gives the clusters
 //    of one GPC units that follow each other: what its blocks load at about the same time, L2 sends once.
-//  - A narrow last column of tiles may come after all others (narrow_stride() in units.h).
+//  - A narrow last column of tiles may come after all others (narrow_stride() in unit_counts.h).
 #pragma once
 
 #include <array>

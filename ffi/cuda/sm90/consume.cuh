@@ -132,17 +132,16 @@ __device__ __forceinline__ void consume(const typename E::Parameters& p, const S
   bool more = units.find();
   for (int turn = 0; more; ++turn) {
     const auto unit = units.unit();
-    // Little code where tiles are equal. For groups it reads sizes, which is hidden behind the products
-    // below.
-    if constexpr (E::kIsDense) more = units.next();
+    // Once for both ways below, where its code would stand twice.
+    if constexpr (E::kStartsSoon) more = units.next();
     if (!turns.has(turn)) {
       ring.skip(unit.k_blocks);
-      if constexpr (!E::kIsDense) more = units.next();
+      if constexpr (!E::kStartsSoon) more = units.next();
       continue;
     }
     if constexpr (E::kPingPong) turns.wait(turn);
     const auto issued = [&] {
-      if constexpr (!E::kIsDense) more = units.next();
+      if constexpr (!E::kStartsSoon) more = units.next();
       turns.issued(more);
     };
     if (passes<E>(p, shared, place, units, unit, ring, row, warpgroup, warp, issued)) continue;

@@ -92,6 +92,9 @@ struct Engine {
   static_assert(8 * (2 * kStages + 2 + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
 
   static constexpr bool kSlices = kConfig.can_slice(2);
+  // Tiles of products that end a few instructions after they have begun: what a consumer computes before its
+  // first product is kept short. Larger tiles have no registers to compute it later.
+  static constexpr bool kStartsSoon = kIsDense && kBlocksM * kAccumulators <= 64;
 
   // In a gated tile each of the two weights fills half of its operand's part of a stage, in whole blocks, and
   // every warpgroup multiplies both halves.

@@ -77,7 +77,7 @@ class EpilogueWarp {
   __device__ __forceinline__ void store(const Accumulators<E>& acc, const Strip& first) {
     // What follows from the lane is computed from here on. Before a block's first product it would hold that
     // up: when a kernel starts its instructions are not cached.
-    asm volatile("" : "+r"(lane_));
+    if constexpr (E::kStartsSoon) asm volatile("" : "+r"(lane_));
     if constexpr (E::kGated != Axis::kNone)
       store_gated(acc, first);
     else if (out_.path >= StorePath::kFp32)

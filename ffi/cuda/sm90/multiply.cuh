@@ -14,7 +14,7 @@ class StageRelease {
  public:
   __device__ StageRelease(const SharedLayout<E>& shared, const ClusterPlace& place) {
     uint32_t lane = threadIdx.x % 128;
-    asm volatile("" : "+r"(lane));  // nor before the block's first product: see EpilogueWarp::store
+    if constexpr (E::kStartsSoon) asm volatile("" : "+r"(lane));  // not computed before the first product
     arrives_ = lane < place.peers();
     first_ = map_to_rank(shared.empty, place.peer(lane));
     asm volatile("" : "+r"(arrives_), "+r"(first_));  // computed here, not at every stage

@@ -10,31 +10,51 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax._src import checkify, dispatch
+from jax._src import checkify
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.experimental import jet
 from jax.extend.core import Primitive
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 
 
-def needs_devices_while_lowering(primitive: Primitive) -> None:
-    """Have the devices known when ``primitive`` is lowered, as ``custom_partitioning`` inside of a rule needs.
+def mesh_to_divide_over(ctx: Any) -> Any:
+    """The mesh over which XLA will divide the program that is being lowered, by itself; None: it divides it not.
 
-    Stands in for: nothing public. ``custom_partitioning`` does this for its own primitive only.
-    """
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    Inside of a ``shard_map`` over all mesh axes it is None: there every device's program is written out. Where the
+    operands' types name no mesh, as with ``in_shardings``, it has an axis for each prime factor of the number of
+    devices, by which a sharding over any other mesh can be told.
 
-
-def is_partitioned(ctx: Any) -> bool:
-    """Whether XLA will divide the program that is being lowered over several devices by itself.
-
-    Stands in for: a public view of ``LoweringRuleContext.module_context.axis_context``. Inside of a ``shard_map``
-    over all mesh axes it is False: there every device's program is written out.
+    Stands in for: a public view of ``LoweringRuleContext.module_context.axis_context``.
     """
     context = ctx.module_context.axis_context
-    # A program that is run under jax.set_mesh, none of whose arguments is placed, has devices and no mesh: each of them
-    # has all of every operand.
-    return isinstance(context, ShardingContext) and context.num_devices > 1 and context.abstract_mesh is not None
+    if not isinstance(context, ShardingContext) or context.num_devices == 1:
+        return None
+    meshes = (x.sharding.mesh for x in (*ctx.avals_in, *ctx.avals_out))
+    found = next((m for m in meshes if not m.empty and m.size == context.num_devices), None)
+    return found or _mesh_of_primes(context.num_devices)
+
+
+def _mesh_of_primes(count: int) -> AbstractMesh:
+    factors = []
+    while count > 1:
+        factors.append(next(n for n in range(2, count + 1) if count % n == 0))
+        count //= factors[-1]
+    names = tuple(f"devices{i}" for i in range(len(factors)))
+    return AbstractMesh(tuple(factors), names, axis_types=(AxisType.Auto,) * len(factors))
+
+
+def with_devices(ctx: Any) -> Any:
+    """The context with devices, as ``custom_partitioning`` inside of a rule needs, if it has some and XLA divides it.
+
+    Any will do: what is said of shardings is of places in the mesh.
+
+    Stands in for: nothing public. JAX gives devices to programs with its own such primitives only.
+    """
+    module, mesh = ctx.module_context, mesh_to_divide_over(ctx)
+    if mesh is None or module.backend is None:
+        return ctx
+    devices = tuple(module.backend.devices()[: mesh.size])
+    return ctx.replace(module_context=module.replace(axis_context=ShardingContext(mesh.size, devices, mesh)))
 
 
 def explicit_axes(mesh: Any) -> bool:
@@ -87,7 +107,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 def is_partly_manual(ctx: Any) -> bool:
     """Whether the program being lowered is a ``shard_map``'s over some mesh axes, with XLA dividing it over others.
 
-    Stands in for: as :func:`is_partitioned`.
+    Stands in for: as :func:`mesh_to_divide_over`.
     """
     context = ctx.module_context.axis_context
     if not isinstance(context, SPMDAxisContext):
@@ -98,7 +118,7 @@ def is_partly_manual(ctx: Any) -> bool:
 def is_exported(ctx: Any) -> bool:
     """Whether the program being lowered is ``jax.export``'s, which may run in another process.
 
-    Stands in for: as :func:`is_partitioned`, of ``LoweringParameters.for_export``.
+    Stands in for: as :func:`mesh_to_divide_over`, of ``LoweringParameters.for_export``.
     """
     return bool(ctx.module_context.lowering_parameters.for_export)
 
@@ -106,7 +126,7 @@ def is_exported(ctx: Any) -> bool:
 def device_count(ctx: Any) -> int:
     """How many devices run the program that is being lowered.
 
-    Stands in for: as :func:`is_partitioned`.
+    Stands in for: as :func:`mesh_to_divide_over`.
     """
     context = ctx.module_context.axis_context
     if isinstance(context, ShardingContext):

@@ -27,9 +27,9 @@ from jaxgemm._jax_private import (
     device_count,
     explicit_axes,
     is_exported,
-    is_partitioned,
     is_partly_manual,
-    needs_devices_while_lowering,
+    mesh_to_divide_over,
+    with_devices,
 )
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.products import derivatives
@@ -72,8 +72,6 @@ def register(kind: Kind) -> Primitive:
     for platform in ("cuda", "cpu"):
         mlir.register_lowering(inner, partial(_lower, kind, platform), platform=platform)
     mlir.register_lowering(inner, partial(_lower, kind, "other"))
-    if kind.decide:
-        needs_devices_while_lowering(primitive)
     return primitive
 
 
@@ -109,7 +107,8 @@ def _read_through(kind: Kind, inner: Primitive, ctx: Any, *operands: Any, **para
 
 
 def _lower(kind: Kind, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    return mlir.lower_fun(_placed(kind, platform, ctx, params), multiple_results=kind.several)(ctx, *operands)
+    product = _placed(kind, platform, ctx, params)
+    return mlir.lower_fun(product, multiple_results=kind.several)(with_devices(ctx), *operands)
 
 
 def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Callable[..., Any]:
@@ -122,9 +121,10 @@ def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Call
         return partial(kind.compose, **params)
     decision = kind.decided(platform, types, params)
     explicit, exported, partly = explicit_axes(out.sharding.mesh), is_exported(ctx), is_partly_manual(ctx)
+    divides = mesh_to_divide_over(ctx) is not None
     by_xla = partly and not (explicit and kind.of_groups)
-    by_xla = by_xla or (not explicit and exported and is_partitioned(ctx))
-    if not (explicit or by_xla or is_partitioned(ctx)):
+    by_xla = by_xla or (not explicit and exported and divides)
+    if not (explicit or by_xla or divides):
         return partial(_on_one_device, kind, platform, decision, **params)
     divided = None
     if kind.division and not by_xla:

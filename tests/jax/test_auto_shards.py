@@ -12,7 +12,7 @@ import pytest
 from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import assert_close, mesh, put, traffic
+from meshes import assert_close, assert_no_more, mesh, put, traffic
 
 import jaxgemm
 from jaxgemm.choice import rules, select
@@ -214,3 +214,29 @@ def test_a_kernel_by_name_is_not_explained_away():
     )
     found, _ = kinds(partly, bf16(1024, 1000), bf16(1000, 500))
     assert [p.decision.choice.rule for p in found.products] == [rules.DIVIDED.name]
+
+
+# --- Shardings that no operand's type tells ---------------------------------------------------------------------
+
+TOLD = {
+    "in_shardings": lambda put, f: jax.jit(f, in_shardings=(put("x", "y"), put("y"))),
+    "in_shardings, axes together": lambda put, f: jax.jit(f, in_shardings=(put(("y", "x")), put(None, None))),
+    "out_shardings": lambda put, f: jax.jit(f, out_shardings=put("y", "x")),
+    "constraint": lambda put, f: jax.jit(lambda x, w: lax.with_sharding_constraint(f(x, w), put("x", "y"))),
+}
+
+
+@pytest.mark.parametrize("told", TOLD)
+@pytest.mark.parametrize("shape", [(4, 2), (2, 3)])
+def test_told_where_the_program_begins_or_ends(shape, told, rng):
+    """Of operands that are not placed. They are divided all the same, over meshes of any extents."""
+    on = mesh(shape, ("x", "y"))
+    x, w = operands(rng, (24, 12), (12, 24))
+
+    def program(product):
+        return TOLD[told](lambda *spec: NamedSharding(on, P(*spec)), product)
+
+    ours = program(lambda x, w: jaxgemm.gemm(x, w, kernel="host"))
+    assert "CustomSPMDPartitioning" in ours.lower(x, w).as_text()
+    assert_close(ours(x, w), x.astype(np.float64) @ w)
+    assert_no_more(traffic(ours, x, w), traffic(program(lambda x, w: jnp.dot(x, w)), x, w))

@@ -35,6 +35,10 @@ def mesh_to_divide_over(ctx: Any) -> Any:
 
 
 def _mesh_of_primes(count: int) -> AbstractMesh:
+    """A mesh of so many devices, with an axis for each prime factor.
+
+    Stands in for: the program's own mesh, which its context does not tell.
+    """
     factors = []
     while count > 1:
         factors.append(next(n for n in range(2, count + 1) if count % n == 0))

@@ -19,8 +19,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several proce
 if Path("/dev/nvidiactl").exists() and any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13)):
     os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda")
 else:
-    # Most of the suite's time is XLA's making of machine code for programs that run once. Of the same programs it makes
-    # plain code in half the time. With a GPU, and by ``XLA_FLAGS= pytest``, the suite runs the code that users run.
+    # Most of the suite's time is XLA's making of machine code for programs that run once, and plain code is made
+    # sooner. With a GPU, and by ``XLA_FLAGS= pytest``, the suite runs the code that users run.
     plain = ["--xla_backend_optimization_level=0"]
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it, and end the process
         plain.append("--xla_cpu_use_fusion_emitters=false")

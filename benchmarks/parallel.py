@@ -2,7 +2,8 @@
 
 Measures the cases of parallel_cases.py with jnp.dot's products and with ours, on the same mesh, taking turns. Times
 are wall times of calls issued in a row, because collectives and products overlap, which kernel times would hide.
-Results go to benchmarks/results/<device>/parallel.json, in place of those of as many devices, after every case.
+Results go to benchmarks/results/<device>/parallel.json, in place of those of as many devices and the same extents, after
+every case.
 """
 
 from __future__ import annotations
@@ -212,6 +213,7 @@ def main() -> int:
         **extents,
         "how": f"wall time of calls in a row, median of up to {options.repeats}; ratio: jnp.dot's least / this one's",
     }
+    source = "{} devices, {tokens} tokens, {model} -> {hidden} -> {model}".format(len(devices), **extents)
     found: list[dict[str, Any]] = []
     print(f"{len(devices)} x {about['device']}, jax {jax.__version__}, jaxgemm {jaxgemm.__version__}; {extents}")
     for flags in options.xla[1:]:
@@ -224,7 +226,7 @@ def main() -> int:
             rows = measure(case, operands, options.xla, options.repeats, step)
             del operands
             found += rows
-            report.write(file, report.renewed(file, f"{len(devices)} devices", about, found))
+            report.write(file, report.renewed(file, source, about, found))
             lines = [cells(row, _label(options.xla, row["xla"]), case.flops, len(devices)) for row in rows]
             report.print_table(
                 f"{case.name}; ratio: jnp.dot's least time / this one's, above 1 ours is faster", COLUMNS, lines

@@ -2,6 +2,7 @@
 
 - tensor parallel: the hidden axis is sharded, and activations are whole on every device;
 - data parallel: tokens are sharded, and weights are whole;
+- fully sharded: both are, over the same devices, and the compiler chooses what it gathers;
 - sequence parallel: as tensor parallel, with tokens sharded outside of the block, so that an all-gather stands
   before its first product and a reduce-scatter after its second;
 - each of those two products with its collective, forward only. What product and collective take by themselves is
@@ -75,7 +76,7 @@ class Case:
 
 def make(mesh: Mesh, tokens: int, model: int, hidden: int, kernels: Sequence[str]) -> list[Case]:
     """All cases; ``kernels`` as the command line names them."""
-    makers = _tensor_parallel, _data_parallel, _sequence_parallel, _gathered, _scattered
+    makers = _tensor_parallel, _data_parallel, _fully_sharded, _sequence_parallel, _gathered, _scattered
     return [maker(mesh, tokens, model, hidden, kernels) for maker in makers]
 
 
@@ -147,6 +148,11 @@ def _tensor_parallel(mesh: Mesh, tokens: int, model: int, hidden: int, kernels: 
 def _data_parallel(mesh: Mesh, tokens: int, model: int, hidden: int, kernels: Sequence[str]) -> Case:
     specs = P(AXIS), P(), P(), P(AXIS)
     return _blocks("data parallel", mesh, (tokens, model, hidden), specs, _plain_blocks(kernels))
+
+
+def _fully_sharded(mesh: Mesh, tokens: int, model: int, hidden: int, kernels: Sequence[str]) -> Case:
+    specs = P(AXIS), P(None, AXIS), P(AXIS), P(AXIS)
+    return _blocks("fully sharded", mesh, (tokens, model, hidden), specs, _plain_blocks(kernels))
 
 
 def _sequence_parallel(mesh: Mesh, tokens: int, model: int, hidden: int, kernels: Sequence[str]) -> Case:

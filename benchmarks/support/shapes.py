@@ -214,6 +214,11 @@ _SMALL_KINDS = (
     Kind((8, 512), (16, 512), (16, 1024), (8, 64), activated=True),
     Kind((16, 192), (100, 1000), (1400, 8000), (8, 64)),
 )
+# Results whose rows begin anywhere, with an epilogue; a model's products by a vocabulary that is not padded.
+_ODD_FINISHED_KINDS = (
+    Kind((64, 8192), (256, 16384), (64, 4096), (1,), activated=True),
+    Kind((16, 512), (16, 1024), (16, 1024), (1,), activated=True),
+)
 # Each extent of any kind, so that some of a product's rows begin at multiples of 16 bytes and others do not.
 _PITCH_KINDS = (
     Kind((32, 8192), (32, 16384), (64, 8192), (1, 8, 64)),
@@ -253,12 +258,13 @@ def _survey(kinds: tuple[Kind, ...], each: int, seed: int, most: float = 1e12) -
 
 
 def drawn(each: int, seed: int, kinds: Sequence[int] | None = None) -> tuple[Case, ...]:
-    """Products at random, as many of each kind: survey's kinds, counted from 0, and then small's. Kinds take turns.
+    """Products at random, as many of each kind: survey's kinds, counted from 0, small's, and unaligned results with an
+    epilogue. Kinds take turns.
 
     Raises:
         ValueError: there is no such kind.
     """
-    known = (*_KINDS, *_SMALL_KINDS)
+    known = (*_KINDS, *_SMALL_KINDS, *_ODD_FINISHED_KINDS)
     asked = range(len(known)) if kinds is None else kinds
     if not set(asked) <= set(range(len(known))):
         raise ValueError(f"kinds are 0 to {len(known) - 1}, got {', '.join(map(str, asked))}")

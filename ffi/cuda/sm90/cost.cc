@@ -17,11 +17,11 @@
 // models have, many configurations of each: by the time that the model's choice loses against the best of
 // them, and by how far its times are off. The timings are sources of
 // benchmarks/results/sm90_configurations.json: nvidia-h200/fit and, of nvidia-h100-80gb-hbm3, walks_fit,
-// eighths_fit, copied_fit and realigned_fit. Epilogues have changed since: kFinish was fitted to
-// nvidia-h200/present_fit when each kind of epilogue had a kernel of its own, and one kernel now has them
-// all; what clusters, copies, unaligned results and tiles of every eighth row take was fitted to
-// nvidia-h200/odd_fit too. The rates are an H200's, and memory's is scaled to the machine's. Constants absorb
-// what the model leaves out, so they are not the machine's rates.
+// eighths_fit, copied_fit and realigned_fit. What finishing takes (kFinish) was fitted later, to
+// nvidia-h200's fit, present_fit, odd_fit and finished_fit, of which the last has unaligned results with a
+// bias; what clusters, copies, unaligned results and tiles of every eighth row take was fitted to odd_fit
+// too. The rates are an H200's, and memory's is scaled to the machine's. Constants absorb what the model
+// leaves out, so they are not the machine's rates.
 #include "cost.h"
 
 #include <algorithm>

@@ -77,9 +77,9 @@ constexpr double kTrafficSwapped = 2.36;
 // [x] of memory traffic of partial results, of which L2 keeps some until they are read
 constexpr double kPartialTraffic = 0.3;
 // [x] of the epilogue by its kind, in a ping-pong tile
-constexpr double kFinish[] = {1, 1.98, 4.377, 3.448};
+constexpr double kFinish[] = {1, 1.899, 3.974, 3.448};
 // [x] of the epilogue by its kind, in a cooperative tile
-constexpr double kCooperativeFinish[] = {1, 2.309, 4.395, 2.542};
+constexpr double kCooperativeFinish[] = {1, 1.968, 4.042, 2.542};
 // [bytes/us] loaded and shifted by a multiprocessor
 constexpr double kRealignRate = 48.21e3;
 // [us] more for each line of a stage that is shifted

@@ -2,8 +2,8 @@
 
 Measures the cases of parallel_cases.py with jnp.dot's products and with ours, on the same mesh, taking turns. Times
 are wall times of calls issued in a row, because collectives and products overlap, which kernel times would hide.
-Results go to benchmarks/results/<device>/parallel.json, in place of those of as many devices and the same extents, after
-every case.
+Results go to benchmarks/results/<device>/parallel.json after every case, in place of those of as many devices and the
+same extents.
 """
 
 from __future__ import annotations

@@ -214,7 +214,8 @@ _SMALL_KINDS = (
     Kind((8, 512), (16, 512), (16, 1024), (8, 64), activated=True),
     Kind((16, 192), (100, 1000), (1400, 8000), (8, 64)),
 )
-# Results whose rows begin anywhere, with an epilogue; a model's products by a vocabulary that is not padded.
+# With a bias and an activation, and extents that are multiples of nothing, so that results' rows begin anywhere: large
+# products and small ones.
 _ODD_FINISHED_KINDS = (
     Kind((64, 8192), (256, 16384), (64, 4096), (1,), activated=True),
     Kind((16, 512), (16, 1024), (16, 1024), (1,), activated=True),
@@ -258,8 +259,8 @@ def _survey(kinds: tuple[Kind, ...], each: int, seed: int, most: float = 1e12) -
 
 
 def drawn(each: int, seed: int, kinds: Sequence[int] | None = None) -> tuple[Case, ...]:
-    """Products at random, as many of each kind: survey's kinds, counted from 0, small's, and unaligned results with an
-    epilogue. Kinds take turns.
+    """Products at random, as many of each kind; kinds take turns. Their numbers count from 0 through survey's, small's,
+    and those of unaligned results with an epilogue.
 
     Raises:
         ValueError: there is no such kind.

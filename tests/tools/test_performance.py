@@ -83,7 +83,7 @@ def test_groups_are_beside_xlas_torchs_and_reading(script, tmp_path, monkeypatch
     assert made(report.load(file)) == script.grouped({"rows": rows})
 
 
-def test_several_devices_are_beside_each_other(script):
+def test_several_devices_have_a_table_for_each_layer(script):
     common = {"case": "c", "form": "f", "is_part": False, "message": "", "ratio": 1.0}
     rows = [
         {**common, "source": "2 devices", "us": 1000.0, "xla": {}},
@@ -91,12 +91,12 @@ def test_several_devices_are_beside_each_other(script):
         {**common, "source": "4 devices", "us": 2000.0, "xla": {}},
         {**common, "source": "4 devices", "us": 1.0, "xla": {}, "form": "a part", "is_part": True},
     ]
-    table = script.parallel({"sources": {"2 devices": {}, "4 devices": {}}, "rows": rows}).splitlines()
-    assert table[2:] == [
-        "| c | f |  | 1.00 | 1.00 | 2.00 | 1.00 |",
-        "| c | f | A | 0.50 | 1.00 | - | - |",
-        "",
-        "A: `x=1`.",
+    head = "| case | form | µs | jnp.dot's least / this |\n| --- | --- | --- | --- |"
+    first = f"### 2 devices\n\n{head}\n| c | f | 1000 | 1.00 |"
+    assert script.parallel({"rows": rows[:1]}) == first
+    assert script.parallel({"rows": rows}).split("\n\n", 2) == [
+        *f"{first}\n| c | f, XLA options A | 500.0 | 1.00 |".split("\n\n"),
+        f"### 4 devices\n\n{head}\n| c | f | 2000 | 1.00 |\n\nXLA options A: `x=1`.",
     ]
 
 

@@ -42,7 +42,6 @@ SUITES = {
     "small": "72 random products of a few microseconds, batches and epilogues among them.",
     "pitches": "60 random products some of whose rows begin at multiples of 16 bytes and others anywhere.",
     "flat": "24 large flat random results, where `sm90` is weakest; nothing is fitted to them.",
-    "mixed_products": "The 20 products of chain mixed, one by one.",
 }
 #: The same of suites that rules of `auto` were read off, which are sources of a device's rules.json. Of those that were
 #: timed before `auto` had the rule only kernels by name are shown.

@@ -58,6 +58,16 @@ SM90: tuple[dict[str, int], ...] = (
     {"tile_m": 64, "tile_n": 128, "unaligned": 2},
     {"tile_m": 128, "tile_n": 128, "unaligned": 2, "swap": 2},
 )
+#: Of float32 operands: every tile of planes, in bfloat16 and scaled.
+PLANES: tuple[dict[str, Any], ...] = tuple(
+    {"precision": precision, **options}
+    for precision in ("highest", "TF32_TF32_F32_X3")
+    for options in (
+        {"tile_m": 192, "tile_n": 128, "cluster_n": 2},
+        {"tile_m": 128, "tile_n": 128, "swap": 2, "slabs": 2},
+        {"tile_m": 128, "tile_n": 64, "split_k": 3},
+    )
+)
 EIGHTHS: tuple[dict[str, int], ...] = (
     {"every_eighth": 2, "tile_m": 128, "tile_n": 256, "cluster_m": 1, "cluster_n": 1},
     {"every_eighth": 2, "tile_m": 128, "tile_n": 128},
@@ -231,6 +241,11 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
             p = Product.random(rng, ACTIVATED, types, layout, **epilogue)
             for options in SM90:
                 yield f"sm90 {options} {p.label}", p, "sm90", options
+    for layout in LAYOUTS if "sm90" in kernels else ():
+        types = next(types for types in find_kernel("sm90").types if types[0] == "float32")
+        for options in PLANES:
+            p = Product.random(rng, CLUSTERED, types, layout, beta=1.0)
+            yield f"sm90 {options} {p.label}", p, "sm90", options
     for shape in (*SHAPES, CLUSTERED) if "sm90" in kernels else ():
         p = Product.random(rng, shape, find_kernel("sm90").types[0])
         for options in EIGHTHS if shape == CLUSTERED else EIGHTHS[:-1]:

@@ -73,6 +73,10 @@ CONSTANTS: tuple[tuple[str, str, str], ...] = (
     ("kRepackRate", "bytes/us", "of an operand that is copied, read and written"),
     ("kRepackWrite", "", "weight of what is written, in whole lines, against what is read"),
     ("kRepackLaunch", "us", "the copying kernel"),
+    ("kPlaneStep", "us", "of a step of planes: loading, and sums that are added up in registers"),
+    ("kPlaneOverlap", "exponent", "that and multiplying"),
+    ("kSplitRate", "bytes/us", "of the pass that splits operands into planes, read and written"),
+    ("kSplitLaunch", "us", "that pass's kernel"),
 )
 
 _HEAD = """\

@@ -15,13 +15,13 @@ LIBRARY = Path(ffi.__file__).with_name(LIBRARY_NAME)
 #: Element types by the numbers that mangled names give them.
 TYPES = {name: number for number, (name, *_) in enumerate(ffi.element_types())}
 
-#: In the names of kernels that accompany a product: they copy or add, and have no product's instructions.
-_HELPERS = ("reduce", "repack")
+#: In the names of kernels that accompany a product: they copy, split or add, and have no product's instructions.
+_HELPERS = ("reduce", "repack", "split", "find_largest")
 
 #: The fields of sm90's TileConfig (ffi/cuda/sm90/configs.h), whose values mangled names give in this order.
 _TILE = (
     *("tile_m", "tile_n", "consumers", "schedule", "gated", "blocks", "realigns", "every_eighth", "tokens", "many"),
-    "staging_buffers",
+    *("staging_buffers", "planes"),
 )
 
 #: A line of a disassembly: the name of the instruction, behind its predicate.

@@ -106,4 +106,6 @@ def test_every_kernel_has_products():
         for _, _, kernel, options in sanitize.calls(sanitize.KERNELS, np.random.default_rng())
     ]
     assert {kernel for kernel, _ in chosen} == set(sanitize.KERNELS)
-    assert len({options for kernel, options in chosen if kernel == "sm90"}) == len((*sanitize.SM90, *sanitize.EIGHTHS))
+    assert len({options for kernel, options in chosen if kernel == "sm90"}) == len(
+        (*sanitize.SM90, *sanitize.PLANES, *sanitize.EIGHTHS)
+    )

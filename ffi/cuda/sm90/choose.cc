@@ -7,6 +7,7 @@
 
 #include "choose_grouped.h"
 #include "options.h"
+#include "planes/planes.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -116,6 +117,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
 // Whether the problem, and the options that it fixes, allow a tile.
 bool tile_allowed(const GemmProblem& p, const Shape& s, int tile, bool swap) {
   const TileConfig& t = kTiles[tile];
+  if (t.planes != of_planes(p)) return false;
   if (!t.is_dense() || t.gated != (!p.gated ? Axis::kNone : swap ? Axis::kRows : Axis::kColumns))
     return false;
   if (!options_allow(p, {.tile = tile}, {Scope::kTile})) return false;

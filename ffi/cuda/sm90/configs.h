@@ -48,11 +48,12 @@ struct TileConfig {
   Axis tokens = Axis::kNone;
   bool many = false;                      // of any of many products of different shapes: see many.cuh
   int staging_buffers = kStagingBuffers;  // of each consumer warp
+  bool planes = false;                    // of fp32 operands in planes of 16 bits: see planes/planes.h
 
   // Whether the tile is of one product, or of a batch of equal ones, whose extents the host knows.
   constexpr bool is_dense() const { return tokens == Axis::kNone && !many; }
   // Whether its results may be added to C.
-  constexpr bool has_addend() const { return is_dense() && gated == Axis::kNone; }
+  constexpr bool has_addend() const { return is_dense() && gated == Axis::kNone && !planes; }
 
   // Whether y must be K-major. Widths that are no multiple of 32 would begin MN-major blocks in the middle of
   // L2's lines, which costs more than such widths save.
@@ -67,7 +68,7 @@ struct TileConfig {
   }
   // Whether the tile has a form that multiplies kNarrowColumns only.
   constexpr bool has_narrow_form() const {
-    return gated == Axis::kNone && tile_n > kNarrowColumns && !realigns && is_dense();
+    return gated == Axis::kNone && tile_n > kNarrowColumns && !realigns && is_dense() && !planes;
   }
   // A thread's registers for results.
   constexpr int accumulators() const { return warpgroup_rows() * tile_n / 128; }
@@ -227,6 +228,15 @@ constexpr TileConfig kTiles[] = {
     {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .many = true},
     {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kPingPong, .many = true},
     {.tile_m = 64, .tile_n = 64, .consumers = 2, .schedule = kPingPong, .many = true},
+    // Tiles of planes. Each warpgroup adds its sums up by itself while the others multiply.
+    {.tile_m = 192,
+     .tile_n = 128,
+     .consumers = 3,
+     .schedule = kCooperative,
+     .staging_buffers = 1,
+     .planes = true},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kCooperative, .planes = true},
+    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kCooperative, .planes = true},
 };
 
 // Whether the last column of tiles is cut to kNarrowColumns or fewer.
@@ -268,6 +278,7 @@ struct Config {
   int walk_height = 8;  // rows of clusters that are walked together: see schedule.cuh
   Grid grid = Grid::kResident;
   Reduction reduction = Reduction::kWorkspace;
+  int slabs = 1;  // of k, one product after the other: see planes/slabs.h
 
   int slices() const { return reduction == Reduction::kCluster ? split_k : 1; }  // of K in a cluster
   int partials() const {

@@ -6,6 +6,7 @@
 #include "epilogue.cuh"
 #include "gather.cuh"
 #include "multiply.cuh"
+#include "planes/multiply_planes.cuh"
 #include "units.cuh"
 #include "zeros.cuh"
 
@@ -156,9 +157,14 @@ __device__ __forceinline__ void consume(const typename E::Parameters& p, const S
       turns.started();
     };
     Accumulators<E> acc;
-    with_form<E>(p, unit, [&]<int kColumns, int kBlocks>() {
-      multiply<E, kColumns, kBlocks>(acc, shared, place, ring, row, unit.k_blocks, arrived, started, issued);
-    });
+    if constexpr (E::kPlanes) {
+      multiply_planes<E>(acc, p, shared, place, ring, row, unit.k_blocks, started, issued);
+    } else {
+      with_form<E>(p, unit, [&]<int kColumns, int kBlocks>() {
+        multiply<E, kColumns, kBlocks>(acc, shared, place, ring, row, unit.k_blocks, arrived, started,
+                                       issued);
+      });
+    }
     if constexpr (E::kSlices) {
       if (sliced) gather(acc);
       if (!finishes) continue;

@@ -29,6 +29,7 @@
 
 #include "cost_constants.h"
 #include "output.h"
+#include "planes/planes.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -157,12 +158,16 @@ struct Case {
   int sms;
   Operand a, b;
   UnitCounts u;
-  double throttle;  // how many times longer multiprocessors take, as power lowers their clock
+  double planes, products;  // of each operand, and of two planes; 1 where operands are multiplied as they are
+  double throttle;          // how many times longer multiprocessors take, as power lowers their clock
 
   Case(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms,
        const UnitCounts& u)
       : p(p), s(s), t(t), c(c), sms(sms), a(p.a, p.m, p.k, t, c.swap), b(p.b, p.k, p.n, t, !c.swap), u(u) {
-    const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch);
+    const PlaneScheme scheme = plane_scheme(p.arithmetic);
+    planes = std::max(1, scheme.planes);
+    products = std::max(1, scheme.products);
+    const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch) * products;
     throttle = 1 + kThrottle * work / (work + kThrottleWork);
   }
   bool ping_pong() const { return t.schedule == Schedule::kPingPong; }
@@ -195,8 +200,8 @@ double multiply_time(const Case& x, int tile_n) {
   const double sharing = std::max(1.0, std::ceil(x.u.running() * x.c.cluster() / x.sms));  // blocks
   const double part = 1 / x.throttle / sharing;  // of the multiprocessor's rates
   const RawStage raw(t, x.s.y_mn_major);
-  const double multiply =
-      double(t.tile_m) * tile_n * kTileK / (kMmaRate * (t.consumers == 3 ? kThreeConsumers : 1) * part);
+  const double multiply = double(t.tile_m) * tile_n * kTileK /
+                          (kMmaRate * (t.consumers == 3 && !t.planes ? kThreeConsumers : 1) * part);
   const double feed = shared_bytes(t, tile_n) / (kSharedRate * part);
   const double realign = t.realigns ? (raw.lines * kRealignLine + raw.bytes / kRealignRate) / part : 0;
   return std::max({multiply, feed, realign});
@@ -222,7 +227,7 @@ double load_time(const Case& x, int tile_n) {
 }
 
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, const UnitCounts& u) {
-  if (t.realigns) return 0;
+  if (t.realigns || t.planes) return 0;
   const int64_t all = s.m * (t.tile_m / t.result_m()) + s.n * (t.tile_n / t.result_n());  // of both weights
   const double lines = double(all) * double(s.batch) * c.split_k * u.running() / u.all();
   const int stages = t.stages(stage_bytes(t, s.y_mn_major));
@@ -240,6 +245,7 @@ double step_time(const Case& x, int tile_n) {
                           : t.tile_m == 64                   ? kClusterStep64
                                                              : kClusterStep;
   const double work = soft_max(multiply_time(x, tile_n), load_time(x, tile_n), kStepOverlap);
+  if (t.planes) return soft_max(work, x.throttle * kPlaneStep, kPlaneOverlap);
   return soft_max(work, std::max(kMinStep, kStageLatency / stages), kMinStepOverlap) + together;
 }
 
@@ -282,7 +288,8 @@ double epilogue_time(const Case& x) {
 // rows, and a swath's rows, by every wave of units along them.
 double read_again(const Case& x) {
   const UnitCounts& u = x.u;
-  const double line = 2 * double(x.s.k) / x.c.split_k, height = std::min(double(x.c.walk_height), u.rows);
+  const double line = 2 * double(x.s.k) * x.planes / x.c.split_k,
+               height = std::min(double(x.c.walk_height), u.rows);
   const double row = line * x.t.tile_m * x.c.cluster_m,
                column = line * x.t.tile_n * x.c.cluster_n;     // of units
   const double abreast = std::max(1.0, u.running() / height);  // columns of a swath that run at a time
@@ -302,7 +309,8 @@ double all_result_bytes(const Case& x) {
 // Microseconds of device memory.
 double memory_time(const Case& x, const Machine& machine) {
   const GemmProblem& p = x.p;
-  const double read = 2 * double(x.s.batch) * double(x.s.k) * double(p.m + (p.gated ? 2 : 1) * p.n);
+  const double read =
+      2 * double(x.s.batch) * double(x.s.k) * x.planes * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = all_result_bytes(x);
   const double added = p.has_c && x.c.partials() == 1 ? result : 0;  // C, read
   const double traffic = x.c.partials() > 1 ? kPartialTraffic : result_traffic(p, x.c.swap);
@@ -322,6 +330,14 @@ double launch_time(const Case& x, double steps) {
   return kLaunch - kTwoBlocksLaunch * (x.t.blocks > 1) + fill + kClusterLaunch * (x.c.cluster() > 1);
 }
 
+// Microseconds of the pass that splits both operands into planes: it reads fp32 and writes 16 bits for each
+// plane.
+double split_time(const Case& x) {
+  const double elements = double(x.s.batch) * double(x.s.k) * double(x.s.m + x.s.n);
+  const bool scaled = plane_scheme(x.p.arithmetic).scaled;  // one more pass, and three that end at once
+  return (scaled ? 4 : 1) * kSplitLaunch + elements * ((scaled ? 8 : 4) + 2 * x.planes) / kSplitRate;
+}
+
 }  // namespace
 
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {
@@ -337,7 +353,8 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
           const UnitCounts& units) {
   const Case x(p, s, t, c, machine.multiprocessors, units);
   const int64_t k_steps = t.every_eighth ? every_eighth_steps(s.k, p.a.ld) : ceil_div(s.k, kTileK);
-  const double steps = std::ceil(double(std::max<int64_t>(1, k_steps)) / c.split_k);  // of a unit
+  const double steps =
+      std::ceil(double(std::max<int64_t>(1, k_steps)) / c.split_k) * x.products;  // of a unit
   const double step = step_time(x, t.tile_n), waves = wave_count(x, step);
   const double epilogue = epilogue_time(x);
 
@@ -361,10 +378,9 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
     cost.total += cost.split;
   }
   const double repacked = double(s.batch) * (x.a.repacked() + (p.gated ? 2 : 1) * x.b.repacked());
-  if (repacked > 0) {
-    cost.copies = kRepackLaunch + repacked / kRepackRate;
-    cost.total += cost.copies;
-  }
+  if (repacked > 0) cost.copies = kRepackLaunch + repacked / kRepackRate;
+  if (t.planes) cost.copies = split_time(x);
+  cost.total += cost.copies;
   return cost;
 }
 

@@ -122,5 +122,13 @@ constexpr double kRepackRate = 7.139e6;
 constexpr double kRepackWrite = 2.211;
 // [us] the copying kernel
 constexpr double kRepackLaunch = 1.497;
+// [us] of a step of planes: loading, and sums that are added up in registers
+constexpr double kPlaneStep = 0.23;
+// [exponent] that and multiplying
+constexpr double kPlaneOverlap = 2;
+// [bytes/us] of the pass that splits operands into planes, read and written
+constexpr double kSplitRate = 3e6;
+// [us] that pass's kernel
+constexpr double kSplitLaunch = 2.5;
 
 }  // namespace jaxgemm::cuda::sm90

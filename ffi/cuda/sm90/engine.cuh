@@ -16,6 +16,7 @@ constexpr bool has_majors(const TileConfig& t, Major x, Major y) {
   constexpr Major kK = Major::kK, kMN = Major::kMN;
   if (t.needs_k_major_y() && y != kK) return false;
   if (t.every_eighth) return x == kK && y == kMN;
+  if (t.planes) return x == kK && y == kK;
   if (t.many) return x == kK || y == kMN;  // not for two transposed operands
   if (t.tokens == Axis::kK) return x == kMN && y == kMN;
   // Tokens are K-major, and so is the other operand of gated weights, which are k x n.
@@ -32,7 +33,8 @@ __host__ __device__ constexpr bool by_copy_engine(StorePath path) { return path 
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
 struct Engine {
   using In = In_;
-  static constexpr bool kMany = kConfig.many;
+  static constexpr bool kMany = kConfig.many, kPlanes = kConfig.planes;
+  static constexpr bool kScaled = kPlanes && std::is_same_v<In, __half>;  // planes/planes.h
   using Parameters = std::conditional_t<kMany, ManyParameters, sm90::Parameters<kConfig>>;
   using Results =
       std::conditional_t<kMany, ManyEntry, Parameters>;  // the part that is about a tile's results
@@ -94,7 +96,7 @@ struct Engine {
   static constexpr bool kSlices = kConfig.can_slice(2);
   // Tiles of products that end a few instructions after they have begun: what a consumer computes before its
   // first product is kept short. Larger tiles have no registers to compute it later.
-  static constexpr bool kStartsSoon = kIsDense && kBlocksM * kAccumulators <= 64;
+  static constexpr bool kStartsSoon = kIsDense && !kPlanes && kBlocksM * kAccumulators <= 64;
 
   // In a gated tile each of the two weights fills half of its operand's part of a stage, in whole blocks, and
   // every warpgroup multiplies both halves.

@@ -16,6 +16,7 @@
 #include "bias.cuh"
 #include "elements.cuh"
 #include "engine.cuh"
+#include "planes/scales.cuh"
 #include "staged.cuh"
 #include "unaligned/every_eighth.cuh"
 #include "unaligned/result_rows.cuh"
@@ -58,7 +59,8 @@ class EpilogueWarp {
 
   // Loads the tile's bias. To be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) {
-    if (kFinishes && E::kGated == Axis::kNone && out_.path < StorePath::kFp32) bias_.load(out_, first, lane_);
+    if (kFinishes && !E::kPlanes && E::kGated == Axis::kNone && out_.path < StorePath::kFp32)
+      bias_.load(out_, first, lane_);
   }
 
   // Asks for C of the first strips. To be called when products are under way, as it may have to wait until
@@ -78,7 +80,9 @@ class EpilogueWarp {
     // What follows from the lane is computed from here on. Before a block's first product it would hold that
     // up: when a kernel starts its instructions are not cached.
     if constexpr (E::kStartsSoon) asm volatile("" : "+r"(lane_));
-    if constexpr (E::kGated != Axis::kNone)
+    if constexpr (E::kPlanes)
+      store_elements(acc, first);
+    else if constexpr (E::kGated != Axis::kNone)
       store_gated(acc, first);
     else if (out_.path >= StorePath::kFp32)
       store_elements(acc, first);
@@ -163,6 +167,7 @@ class EpilogueWarp {
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
       for_strip(acc, i, [&](int e, float value) { x[e] = value; });
+      if constexpr (E::kScaled) unscale(x, p_, strip, lane_);
       if (out_.path != StorePath::kFp32)
         elements.template write<true>(x, strip, rows, cols);
       else if (swapped())

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "consume.cuh"
+#include "planes/scales.cuh"
 #include "produce.cuh"
 #include "unaligned/realign.cuh"
 
@@ -83,6 +84,9 @@ __device__ __forceinline__ void run_producer(const typename E::Parameters& p, co
 template <typename E>
 __global__ void __launch_bounds__(E::kThreads, E::kTile.blocks)
     gemm_sm90(const __grid_constant__ typename E::Parameters p) {
+  if constexpr (E::kPlanes) {
+    if (p.guard && !guarded(p.guard, p.runs_if)) return;
+  }
   extern __shared__ uint8_t dynamic_shared[];
   const SharedLayout<E> shared(dynamic_shared);
   const int warp = uniform_warp();

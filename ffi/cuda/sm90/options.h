@@ -15,8 +15,9 @@
 namespace jaxgemm::cuda::sm90 {
 
 // What an option is about: tiles and orientations are passed over if the option does not allow them, clusters
-// are asked for though they may not be considered otherwise, and the rest is set in each configuration.
-enum class Scope : uint8_t { kTile, kOrientation, kCluster, kWalk, kLaunch };
+// are asked for though they may not be considered otherwise, and the rest is set in each configuration. Slabs
+// are what is left of a problem once it is cut into such.
+enum class Scope : uint8_t { kTile, kOrientation, kCluster, kWalk, kLaunch, kSlabs };
 
 struct OptionRow {
   const char* name;
@@ -53,6 +54,7 @@ inline constexpr OptionRow kOptions[] = {
     {"unaligned", kUpTo2, Scope::kTile, [](const Config& c) { return no_or_yes(kTiles[c.tile].realigns); }},
     {"every_eighth", kUpTo2, Scope::kTile,
      [](const Config& c) { return no_or_yes(kTiles[c.tile].every_eighth); }},
+    {"slabs", {}, Scope::kSlabs, [](const Config& c) { return int64_t{c.slabs}; }},
 };
 inline constexpr int kOptionCount = static_cast<int>(std::size(kOptions));
 

@@ -7,6 +7,7 @@
 #include "../device/tma.cuh"
 #include "configs.h"
 #include "output.h"
+#include "planes/planes.h"
 #include "schedule.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -85,8 +86,34 @@ struct GroupPart {
   GroupTable groups;
 };
 
+// Of a product of planes: the products of two planes that are added up, one after the other. x and y are how
+// far the planes lie from the first along k.
+struct PlaneProduct {
+  int x, y;
+  float scale;  // that its sums are multiplied by
+};
+struct PlanePart {
+  PlaneProduct plane_products[kMostPlaneProducts];
+  int plane_product_count;
+  // Of scaled planes: the bits of the largest magnitudes of x's and y's rows, from which scales follow
+  // (planes/scales.cuh); else null.
+  const uint32_t *x_largest, *y_largest;
+  // Where there is a guard the kernel runs only if it is `runs_if`.
+  const int32_t* guard;
+  int32_t runs_if;
+};
+
 // All parts that a launch of one product may need: what the host fills in.
-struct AllParts : Head, Maps, AddendMap, EdgeMaps, ResultPart, LinePart, EighthMaps, UpMap, GroupPart {};
+struct AllParts : Head,
+                  Maps,
+                  AddendMap,
+                  EdgeMaps,
+                  ResultPart,
+                  LinePart,
+                  EighthMaps,
+                  UpMap,
+                  GroupPart,
+                  PlanePart {};
 
 // A part, or nothing where a tile does not need it.
 template <bool kNeeded, typename Part>
@@ -105,11 +132,11 @@ struct Parts : Part... {
 
 // The parameters of a tile's kernel.
 template <TileConfig kTile>
-using Parameters =
-    Parts<PartIf<true, Head>, PartIf<true, Maps>, PartIf<kTile.has_addend(), AddendMap>,
-          PartIf<true, EdgeMaps>, PartIf<true, ResultPart>,
-          PartIf<kTile.realigns || kTile.every_eighth, LinePart>, PartIf<kTile.every_eighth, EighthMaps>,
-          PartIf<kTile.gated != Axis::kNone, UpMap>, PartIf<kTile.tokens != Axis::kNone, GroupPart>>;
+using Parameters = Parts<PartIf<true, Head>, PartIf<true, Maps>, PartIf<kTile.has_addend(), AddendMap>,
+                         PartIf<true, EdgeMaps>, PartIf<true, ResultPart>,
+                         PartIf<kTile.realigns || kTile.every_eighth, LinePart>,
+                         PartIf<kTile.every_eighth, EighthMaps>, PartIf<kTile.gated != Axis::kNone, UpMap>,
+                         PartIf<kTile.tokens != Axis::kNone, GroupPart>, PartIf<kTile.planes, PlanePart>>;
 
 // One of many products.
 struct ManyEntry {

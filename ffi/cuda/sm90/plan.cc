@@ -5,6 +5,7 @@
 #include "../../arithmetic.h"
 #include "../planning.h"
 #include "choose.h"
+#include "planes/planes.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -21,7 +22,7 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
                             bool in_place, size_t* workspace) {
   PlannedOperand x;
   x.rows = rows;
-  x.k = p.k;
+  x.k = of_planes(p) ? matrix.ld : p.k;  // of all planes
   x.ld = matrix.ld;
   x.major = k_major ? Major::kK : Major::kMN;
   bool aligned = in_place || x.outer() <= 1 || x.ld % kAlign == 0;
@@ -55,11 +56,14 @@ std::string too_long(std::initializer_list<int64_t> extents) {
 }
 
 Plan make_plan(const GemmProblem& p) {
-  Plan plan;
   const std::vector<RankedConfig> ranked = rank_configs(p, kModelMachine);
-  plan.found = !ranked.empty();
-  if (!plan.found) return plan;
-  plan.config = ranked[0].config;
+  return ranked.empty() ? Plan{} : make_plan(p, ranked[0].config);
+}
+
+Plan make_plan(const GemmProblem& p, const Config& config) {
+  Plan plan;
+  plan.found = true;
+  plan.config = config;
   const TileConfig& tile = kTiles[plan.config.tile];
   const bool swap = plan.config.swap, x = tile.every_eighth, y = tile.realigns;  // loaded in place
   plan_operands(p, swap ? y : x, swap ? x : y, &plan, &plan.workspace);

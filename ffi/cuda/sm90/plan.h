@@ -47,5 +47,7 @@ std::string too_long(std::initializer_list<int64_t> extents);
 // Whether the bases are aligned is known only at the launch. XLA aligns buffers to 256 bytes, so they are
 // assumed to be aligned to 16 and the launch refuses others.
 Plan make_plan(const GemmProblem& problem);
+// The same for a configuration that was chosen before.
+Plan make_plan(const GemmProblem& problem, const Config& config);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -39,9 +39,10 @@ struct Loads {
                                    const ClusterPlace& place)
       : Loads(p, first_results<E>(p), shared, place, place.row_mask(), place.column_mask()) {}
 
-  __device__ __forceinline__ void load(int stage, uint32_t barrier, int k) const {
+  // Elements from `k` on; of y, from `y_ahead` further on.
+  __device__ __forceinline__ void load(int stage, uint32_t barrier, int k, int y_ahead) const {
     x.load(stage, barrier, k);
-    y.load(stage, barrier, k);
+    y.load(stage, barrier, k + y_ahead);
     up.load(stage, barrier, k);
   }
   // Makes the compiler compute here what the first load needs.
@@ -96,7 +97,7 @@ class RingFill {
 
   // Fills `left` > 0 stages.
   template <typename Loads>
-  __device__ __forceinline__ void fill(const Loads& loads, StageStart start, int left) {
+  __device__ __forceinline__ void fill(const Loads& loads, StageStart start, int left, int y_ahead = 0) {
     int k = start.k;
     do {
       const uint32_t full = shared_.full + 8 * ring_.stage;
@@ -107,7 +108,7 @@ class RingFill {
       }
       if (elected_) {
         mbarrier_arrive_expect(full, start.bytes);
-        loads.load(ring_.stage, full, k);
+        loads.load(ring_.stage, full, k, y_ahead);
       }
       k += kTileK;
       ring_.next();
@@ -144,7 +145,15 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   ready();
   RingFill<E> ring(p.idle_stages, shared);
   while (more) {
-    if (!E::kHasGroups || left > 0) ring.fill(loads, at, left);  // a group without weights has no stages
+    if constexpr (E::kPlanes) {
+#pragma unroll 1
+      for (int i = 0; i < p.plane_product_count; ++i) {
+        const PlaneProduct& product = p.plane_products[i];
+        ring.fill(loads, {at.bytes, at.k + product.x}, left, product.y - product.x);
+      }
+    } else if (!E::kHasGroups || left > 0) {  // a group without weights has no stages
+      ring.fill(loads, at, left);
+    }
     more = units.next();
     if (more) start();
   }

@@ -1,4 +1,7 @@
 // The row `sm90` of the kernel table.
+#include <algorithm>
+#include <array>
+
 #include "../rows.h"
 #include "many.h"
 #include "options.h"
@@ -20,7 +23,22 @@ constexpr RowOptions kRowOptions = [] {
 }();
 // The sums of a row have one order for every m as long as K is not split and its steps begin at the same
 // places. In what order the tiles are computed changes no sum, nor does how unaligned rows are loaded.
-constexpr Pin kPins[] = {{"split_k", 1}, {"walk_height", 0}, {"unaligned", 0}, {"every_eighth", 1}};
+constexpr Pin kPins[] = {
+    {"split_k", 1}, {"walk_height", 0}, {"unaligned", 0}, {"every_eighth", 1}, {"slabs", 1}};
+
+// And of fp32 operands, in planes of 16 bits.
+constexpr TypeRule of_planes(Arithmetic arithmetic) {
+  return {DType::kF32, DType::kF32, DType::kF32, arithmetic};
+}
+constexpr auto kTypes = [] {
+  std::array<TypeRule, std::size(k16BitTypes) + 5> types{};
+  std::ranges::copy(k16BitTypes, types.begin());
+  size_t i = std::size(k16BitTypes);
+  for (const Arithmetic x :
+       {Arithmetic::kBf16, Arithmetic::kBf16X3, Arithmetic::kBf16X6, Arithmetic::kBf16X9, Arithmetic::kF16X3})
+    types[i++] = of_planes(x);
+  return types;
+}();
 
 constexpr KernelEntry kRows[] = {
     {.name = "sm90",
@@ -29,7 +47,7 @@ constexpr KernelEntry kRows[] = {
      .platform = Platform::kCuda,
      .min_arch = 90,
      .max_arch = 90,
-     .types = k16BitTypes,
+     .types = kTypes,
      .options = kRowOptions.list,
      .gated = true,
      .grouped = true,

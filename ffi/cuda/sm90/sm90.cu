@@ -12,6 +12,9 @@
 #include "operands.h"
 #include "options.h"
 #include "plan.h"
+#include "planes/launch_planes.h"
+#include "planes/slabs.h"
+#include "product.h"
 #include "reduce.cuh"
 #include "sm90.h"
 #include "tensor_map.h"
@@ -19,6 +22,11 @@
 namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
+
+// The problem that is planned: of planes, where operands are split into such.
+GemmProblem planned(const GemmProblem& p) {
+  return of_planes(p) ? slab_problem(p, slabs_of(p), 0, plane_arithmetic(p)) : p;
+}
 
 BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
   const PlannedOperand &x = plan.x(), &y = plan.y();
@@ -28,7 +36,8 @@ BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
 
 // What the kernel is told.
 Status make_parameters(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers,
-                       const Operands& operands, int multiprocessors, AllParts* params) {
+                       const Operands& operands, const PlaneScales& scales, int multiprocessors,
+                       AllParts* params) {
   params->schedule =
       p.grouped() ? make_grouped_schedule(plan, p, multiprocessors) : make_schedule(plan, p, multiprocessors);
   if (params->schedule.units == 0) return {"kernel 'sm90': the problem has more than 2^29 tiles"};
@@ -38,18 +47,48 @@ Status make_parameters(const Plan& plan, const GemmProblem& p, const GemmBuffers
   params->cols = static_cast<int>(plan.y().rows);
   params->idle_stages = static_cast<uint8_t>(plan.idle_stages);
   if (p.grouped()) params->groups = group_table(plan, p, buffers);
+  if (of_planes(p)) set_plane_part(p, plan.config.swap, scales, params);
   return make_maps(plan, p, operands, params);
 }
 
-// k is 0, so there is nothing to multiply: the second kernel of a split K finishes sums of no partial
-// results.
+}  // namespace
+
+Status launch_product(const GemmProblem& p, const Plan& plan, const GemmBuffers& buffers,
+                      const Executor& executor, const PlaneScales& scales, AllParts* params) {
+  if (!plan.found) return {"internal error: kernel 'sm90' has no configuration for this problem"};
+  const Operands operands = operands_of(plan, p, buffers);
+  if (!operands.aligned()) return {"kernel 'sm90': operands must be aligned to 16 bytes"};
+  if (operands.repacked) {
+    const Status status = launch_repack(repacks_of(plan, p, buffers), executor.stream);
+    if (!status.ok()) return status;
+  }
+  if (Status status =
+          make_parameters(plan, p, buffers, operands, scales, multiprocessors(executor.device), params);
+      !status.ok())
+    return status;
+  const auto [blocks_x, blocks_y, blocks_z] = grid_of(params->schedule, plan);
+  const Launch launch{.overlaps = of_planes(p) || operands.repacked,
+                      .tile = plan.config.tile,
+                      .cluster = plan.config.cluster(),
+                      .blocks = dim3(blocks_x, blocks_y, blocks_z),
+                      .stream = executor.stream};
+  return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, *params, launch);
+}
+
+Status add_partials(const GemmProblem& p, const Plan& plan, const GemmBuffers& buffers, CUstream_st* stream) {
+  const int partials = plan.config.partials();
+  if (partials == 1) return {};
+  const auto* const from =
+      reinterpret_cast<const float*>(static_cast<const uint8_t*>(buffers.workspace) + plan.partial_offset);
+  return launch_reduce(p, buffers, from, plan.partial_pitch, partials, stream);
+}
+
 Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstream_st* stream) {
   if (!p.gated) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
   const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * dtype_bytes(p.d), stream);
   return error == cudaSuccess ? Status{} : Status{std::string("kernel 'sm90': ") + cudaGetErrorString(error)};
 }
 
-}  // namespace
 }  // namespace sm90
 
 using namespace sm90;
@@ -70,70 +109,84 @@ std::string unsupported_sm90(const GemmProblem& p) {
       return "a gated product of kernel 'sm90' is not split along k";
     }
   }
-  if (!p.output_empty() && !make_plan(p).found) {
+  if (!of_planes(p)) {
+    if (fixed(p, "slabs") > 1) return "option slabs is for planes of fp32 operands";
+  } else {
+    if (p.grouped() || p.gated) return "kernel 'sm90' multiplies planes of fp32 operands in single products";
+    const Slabs slabs = slabs_of(p);
+    if (!p.output_empty() && slabs.count == 0) return "the planes of 64 values of k need more than 1 GiB";
+    if (slabs.count > 1 && p.d != DType::kF32) return "the planes need more than 1 GiB";
+    if (std::string why = too_long({kMostPlanes * slabs.k}); !why.empty()) return why;
+  }
+  if (!p.output_empty() && !make_plan(planned(p)).found) {
     return "no tile configuration matches the options; see ffi/cuda/sm90/configs.h for those compiled";
   }
   return {};
 }
 
-size_t workspace_sm90(const GemmProblem& p) { return p.output_empty() ? 0 : make_plan(p).workspace; }
+size_t workspace_sm90(const GemmProblem& p) {
+  if (p.output_empty()) return 0;
+  if (!of_planes(p)) return make_plan(p).workspace;
+  const Slabs slabs = slabs_of(p);
+  size_t most = 0;  // of partial results
+  for (const int64_t i : {int64_t{0}, slabs.count - 1})
+    most = std::max(most, make_plan(slab_problem(p, slabs, i, plane_arithmetic(p))).workspace);
+  return slabs.bytes + most;
+}
 
-std::vector<Candidate> candidates_sm90(const GemmProblem& p, const Machine& machine) {
+std::vector<Candidate> candidates_sm90(const GemmProblem& problem, const Machine& machine) {
   std::vector<Candidate> candidates;
-  if (p.output_empty()) return candidates;
-  for (const RankedConfig& ranked : rank_configs(p, machine)) {
+  if (problem.output_empty()) return candidates;
+  const GemmProblem p = planned(problem);
+  const int slabs = of_planes(problem) ? static_cast<int>(slabs_of(problem).count) : 1;
+  for (RankedConfig& ranked : rank_configs(p, machine)) {
     const Cost& cost = ranked.cost;
+    ranked.config.slabs = slabs;
     candidates.push_back({options_of(ranked.config),
-                          cost.total,
-                          {{"launch", cost.launch},
-                           {"main_loop", cost.main_loop},
-                           {"epilogue", cost.epilogue},
-                           {"memory", cost.memory},
-                           {"split", cost.split},
-                           {"copies", cost.copies}}});
+                          slabs * cost.total,
+                          {{"launch", slabs * cost.launch},
+                           {"main_loop", slabs * cost.main_loop},
+                           {"epilogue", slabs * cost.epilogue},
+                           {"memory", slabs * cost.memory},
+                           {"split", slabs * cost.split},
+                           {"copies", slabs * cost.copies}}});
   }
   return candidates;
 }
 
-Status prepare_sm90(const GemmProblem& p, int) {
-  if (p.output_empty()) return {};
+Status prepare_sm90(const GemmProblem& problem, int) {
+  if (problem.output_empty()) return {};
   if (Status status = load_tensor_map_encoder(); !status.ok()) return status;
-  const Plan plan = make_plan(p);
-  Launch launch;
-  launch.prepare = true;
-  launch.tile = plan.config.tile;
-  static const AllParts none{};
-  return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, none, launch);
+  const auto prepare = [](const GemmProblem& p, const Plan& plan) {
+    Launch launch;
+    launch.prepare = true;
+    launch.tile = plan.config.tile;
+    static const AllParts none{};
+    return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, none, launch);
+  };
+  if (!of_planes(problem)) return prepare(problem, make_plan(problem));
+  const Slabs slabs = slabs_of(problem);
+  const Arithmetic arithmetic = plane_arithmetic(problem);
+  for (const int64_t i : {int64_t{0}, slabs.count - 1}) {  // the last one is shorter
+    GemmProblem slab = slab_problem(problem, slabs, i, arithmetic);
+    const Plan plan = make_plan(slab);
+    if (Status s = prepare(slab, plan); !s.ok()) return s;
+    if (!plane_scheme(arithmetic).scaled) continue;
+    slab.a.dtype = plane_scheme(kUnscaled).type;
+    if (Status s = prepare(slab, plan); !s.ok()) return s;
+  }
+  return {};
 }
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   if (p.output_empty()) return {};
+  if (of_planes(p)) return launch_planes(p, buffers, executor);
   if (p.k == 0) return launch_empty_sum(p, buffers, executor.stream);
   static thread_local Recall<Plan> recall;
   const Plan plan = recall(key_of(p, 0, 0), [&] { return make_plan(p); });
-  if (!plan.found) return {"internal error: kernel 'sm90' has no configuration for this problem"};
-  const Operands operands = operands_of(plan, p, buffers);
-  if (!operands.aligned()) return {"kernel 'sm90': operands must be aligned to 16 bytes"};
-  if (operands.repacked) {
-    const Status status = launch_repack(repacks_of(plan, p, buffers), executor.stream);
-    if (!status.ok()) return status;
-  }
-
   AllParts params{};
-  if (Status status = make_parameters(plan, p, buffers, operands, multiprocessors(executor.device), &params);
-      !status.ok())
-    return status;
-  const auto [blocks_x, blocks_y, blocks_z] = grid_of(params.schedule, plan);
-  const Launch launch{.overlaps = operands.repacked,
-                      .tile = plan.config.tile,
-                      .cluster = plan.config.cluster(),
-                      .blocks = dim3(blocks_x, blocks_y, blocks_z),
-                      .stream = executor.stream};
-  const Status status = launch_tiles(p.a.dtype, plan.x().major, plan.y().major, params, launch);
-  const int partials = plan.config.partials();
-  if (!status.ok() || partials == 1) return status;
-  return launch_reduce(p, buffers, static_cast<const float*>(params.out.d), plan.partial_pitch, partials,
-                       executor.stream);
+  if (Status s = launch_product(p, plan, buffers, executor, {}, &params); !s.ok()) return s;
+  return add_partials(p, plan, buffers, executor.stream);
 }
 
 }  // namespace jaxgemm::cuda

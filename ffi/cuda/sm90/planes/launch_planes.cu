@@ -1,0 +1,131 @@
+#include <cmath>
+
+#include "../../../arithmetic.h"
+#include "../../../recall.h"
+#include "../../device/types.cuh"
+#include "../product.h"
+#include "launch_planes.h"
+#include "slabs.h"
+#include "split.h"
+
+namespace jaxgemm::cuda::sm90 {
+namespace {
+
+SplitOperand split_operand(const GemmProblem& slab, const Matrix& x, const Matrix& planes, const void* from,
+                           int64_t rows, bool k_contiguous) {
+  SplitOperand s;
+  s.from = static_cast<const float*>(from);
+  s.rows = rows;
+  s.k = slab.k;
+  s.row_stride = k_contiguous ? x.ld : 1;
+  s.k_stride = k_contiguous ? 1 : x.ld;
+  s.pitch = round_up(slab.k, kTileK);
+  if (planes.batch_stride[0]) s.batch_outer = slab.batch[0], s.outer_stride = x.batch_stride[0];
+  if (planes.batch_stride[1]) s.batch_inner = slab.batch[1], s.inner_stride = x.batch_stride[1];
+  return s;
+}
+
+// The launches of one slab.
+class SlabLaunch {
+ public:
+  SlabLaunch(const GemmProblem& p, const Slabs& slabs, int64_t index, const GemmBuffers& buffers,
+             const Executor& executor)
+      : p_(p), slabs_(slabs), index_(index), executor_(executor), given_(buffers), buffers_(buffers) {
+    uint8_t* const workspace = static_cast<uint8_t*>(buffers.workspace);
+    buffers_.a = workspace;
+    buffers_.b = workspace + slabs.b_offset;
+    buffers_.workspace = workspace + slabs.bytes;
+    if (index > 0) buffers_.c = buffers.d;
+    guard_ = reinterpret_cast<int32_t*>(workspace + slabs.scales_offset);
+    largest_ = reinterpret_cast<uint32_t*>(workspace + slabs.scales_offset + kGuardBytes);
+  }
+
+  Status operator()() {
+    const Arithmetic arithmetic = plane_arithmetic(p_);
+    const GemmProblem slab = slab_problem(p_, slabs_, index_, arithmetic);
+    if (!slab.has_bias) buffers_.bias = nullptr;
+    if (slab.k == 0) return launch_empty_sum(slab, buffers_, executor_.stream);
+    static thread_local Recall<Plan> recall;
+    const Plan plan = recall(key_of(slab, 0, 0), [&] { return make_plan(slab); });
+    const bool scaled = plane_scheme(arithmetic).scaled;
+    if (Status s = scaled ? multiply_scaled(slab, plan) : multiply(slab, plan, nullptr); !s.ok()) return s;
+    return add_partials(slab, plan, buffers_, executor_.stream);
+  }
+
+ private:
+  void operands_of(const GemmProblem& slab, SplitOperands& x) const {
+    x[0] = split_operand(slab, p_.a, slab.a, given_.a, p_.m, !p_.a.transposed);
+    x[1] = split_operand(slab, p_.b, slab.b, given_.b, p_.n, p_.b.transposed);
+    for (SplitOperand& side : x) side.from += index_ * slabs_.k * side.k_stride;
+    x[0].to = const_cast<void*>(buffers_.a);
+    x[1].to = const_cast<void*>(buffers_.b);
+    x[0].largest = largest_;
+    x[1].largest = largest_ + p_.m;
+  }
+
+  // Planes of bf16, where there is a guard only if it is up.
+  Status multiply(const GemmProblem& slab, const Plan& plan, const int32_t* guard) const {
+    SplitOperands operands;
+    operands_of(slab, operands);
+    const int planes = plane_scheme(slab.arithmetic).planes;
+    if (Status s = launch_split(operands, planes, guard, executor_.stream); !s.ok()) return s;
+    return product(slab, plan, {.guard = guard, .runs_if = 1});
+  }
+
+  Status multiply_scaled(const GemmProblem& slab, const Plan& plan) const {
+    const size_t bytes = kGuardBytes + sizeof(uint32_t) * (p_.m + p_.n);
+    if (cudaMemsetAsync(guard_, 0, bytes, executor_.stream) != cudaSuccess)
+      return launch_status("sm90 (scales)");
+    SplitOperands operands;
+    operands_of(slab, operands);
+    if (Status s = launch_largest(operands, executor_.stream); !s.ok()) return s;
+    if (Status s = launch_scaled_split(operands, guard_, executor_.stream); !s.ok()) return s;
+    const PlaneScales scales{
+        .a_largest = largest_, .b_largest = largest_ + p_.m, .guard = guard_, .runs_if = 0};
+    if (Status s = product(slab, plan, scales); !s.ok()) return s;
+    // In the same configuration, so that partial results lie at the same places.
+    const GemmProblem unscaled = slab_problem(p_, slabs_, index_, kUnscaled);
+    return multiply(unscaled, make_plan(unscaled, plan.config), guard_);
+  }
+
+  Status product(const GemmProblem& slab, const Plan& plan, const PlaneScales& scales) const {
+    AllParts params{};
+    return launch_product(slab, plan, buffers_, executor_, scales, &params);
+  }
+
+  const GemmProblem& p_;
+  const Slabs& slabs_;
+  const int64_t index_;
+  const Executor& executor_;
+  const GemmBuffers& given_;
+  GemmBuffers buffers_;  // of the slab
+  int32_t* guard_;
+  uint32_t* largest_;
+};
+
+}  // namespace
+
+void set_plane_part(const GemmProblem& p, bool swap, const PlaneScales& scales, AllParts* params) {
+  const PlaneScheme scheme = plane_scheme(p.arithmetic);
+  const int64_t pitch = round_up(p.k, kTileK);
+  params->plane_product_count = scheme.products;
+  for (int i = 0; i < scheme.products; ++i) {
+    const PlanePair pair = kPlanePairs[scheme.products - 1 - i];
+    params->plane_products[i] = {static_cast<int>(pair.x * pitch), static_cast<int>(pair.y * pitch),
+                                 std::ldexp(1.f, 2 * scheme.halvings - scheme.bits * (pair.x + pair.y))};
+  }
+  params->x_largest = swap ? scales.b_largest : scales.a_largest;
+  params->y_largest = swap ? scales.a_largest : scales.b_largest;
+  params->guard = scales.guard;
+  params->runs_if = scales.runs_if;
+}
+
+Status launch_planes(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
+  const Slabs slabs = slabs_of(p);
+  for (int64_t i = 0; i < slabs.count; ++i) {
+    if (Status s = SlabLaunch(p, slabs, i, buffers, executor)(); !s.ok()) return s;
+  }
+  return {};
+}
+
+}  // namespace jaxgemm::cuda::sm90

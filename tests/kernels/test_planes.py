@@ -1,0 +1,266 @@
+"""float32 products of planes in bfloat16 by `sm90`: errors within their bounds, exact where they promise it."""
+
+import itertools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from oracle import ACTIVATIONS, STEEPEST, random
+
+import jaxgemm
+
+BF16 = ("BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
+#: Those whose parts hold all bits of a number.
+WHOLE = BF16[2:]
+#: Scaled parts in float16; with a guard up, BF16_BF16_F32_X6.
+SCALED = "TF32_TF32_F32_X3"
+PRESETS = (*BF16, SCALED)
+SHAPES = ((64, 64, 64), (192, 128, 64), (300, 200, 100), (1, 7, 3), (513, 257, 1000), (129, 65, 4099), (5, 3, 20000))
+TILES = ((192, 128), (128, 128), (128, 64))
+
+pytestmark = [pytest.mark.gpu]
+
+
+#: What bfloat16 loses of the smallest numbers, where it has few parts of them.
+SMALLEST = {"BF16_BF16_F32": 2.0**-131, "BF16_BF16_F32_X3": 2.0**-140}
+
+
+def bound(precision, a, b):
+    """How far each element of A B may be from the exact one."""
+    a, b = abs(a.astype(np.float64)), abs(b.astype(np.float64))
+    k = a.shape[-1]
+    of_a, of_b = a.sum(-1)[..., :, None], b.sum(-2)[..., None, :]
+    total = jaxgemm.error_bound(precision, k) * (a @ b) + k * 2.0**-145
+    total += SMALLEST.get(precision, 2.0**-147) * (of_a + of_b)
+    if precision == SCALED:
+        finite_a, finite_b = (np.where(np.isfinite(x), x, 0) for x in (a, b))
+        total += 2.0**-50 * (finite_a.max(-1)[..., :, None] * of_b + finite_b.max(-2)[..., None, :] * of_a)
+    return total
+
+
+def check(result, precision, a, b):
+    error = abs(np.asarray(result, np.float64) - a.astype(np.float64) @ b.astype(np.float64))
+    worst = np.max(error / bound(precision, a, b), initial=0.0)
+    assert worst <= 1, f"{a.shape} x {b.shape}, {precision}: {worst:.3g} times the bound"
+
+
+def stored(a, b, layout):
+    swap = [
+        np.ascontiguousarray(np.swapaxes(x, -1, -2)) if side == "T" else x
+        for x, side in zip((a, b), layout, strict=True)
+    ]
+    return *swap, {"transpose_a": layout[0] == "T", "transpose_b": layout[1] == "T"}
+
+
+def product(a, b, precision, layout="NN", **keywords):
+    a, b, transposed = stored(a, b, layout)
+    run = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision=precision, kernel="sm90", **transposed, **keywords))
+    return np.asarray(run(a, b))
+
+
+@pytest.mark.parametrize("precision", PRESETS)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_shapes(precision, layout, rng):
+    for m, n, k in SHAPES:
+        a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
+        check(product(a, b, precision, layout), precision, a, b)
+
+
+@pytest.mark.parametrize("precision", PRESETS)
+def test_kinds_of_data(precision, rng):
+    """Of one sign, of wide exponents, sums that cancel, and rows of a softmax."""
+    m, n, k = 200, 130, 2050
+    normal = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
+    wide = [x * np.exp2(rng.integers(-20, 20, x.shape)).astype(np.float32) for x in normal]
+    cancelling = np.concatenate([normal[0], normal[0]], 1), np.concatenate([normal[1], -normal[1]], 0)
+    softmax = np.asarray(jax.nn.softmax(4 * normal[0]))
+    for a, b in (normal, map(abs, normal), wide, cancelling, (softmax, normal[1])):
+        check(product(a, b, precision), precision, a, b)
+
+
+@pytest.mark.parametrize(("tile_m", "tile_n"), TILES)
+def test_options(tile_m, tile_n, rng):
+    """Every tile with a swap, a split k, clusters, walks and slabs."""
+    a, b = random(rng, (513, 1000), "float32"), random(rng, (1000, 300), "float32")
+    options = {
+        "swap": (1, 2),
+        "split_k": (1, 3),
+        "cluster_m": (1, 2),
+        "cluster_n": (1, 2),
+        "grid": (1, 2),
+        "slabs": (1, 3),
+    }
+    for values in itertools.product(*options.values()):
+        given = dict(zip(options, values, strict=True), tile_m=tile_m, tile_n=tile_n, walk_height=2)
+        check(product(a, b, "highest", **given), "highest", a, b)
+
+
+@pytest.mark.parametrize("slabs", [1, 2, 7])
+def test_epilogue(slabs, rng):
+    """alpha A B + beta C + bias and each activation, whatever the slabs: C is added once, and so is the bias."""
+    for m, n, k in ((300, 200, 500), (65, 33, 1000)):
+        a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
+        c, bias = random(rng, (m, n), "float32"), random(rng, (n,), "float32")
+        z = 0.5 * (a.astype(np.float64) @ b) + 2.0 * c + bias
+        for activation in (None, *ACTIVATIONS):
+            got = product(a, b, "highest", c=c, alpha=0.5, beta=2.0, bias=bias, activation=activation, slabs=slabs)
+            expected = z if activation is None else ACTIVATIONS[activation](z)
+            error = STEEPEST * bound("highest", a, b) + 2.0**-19 * (abs(z) + abs(expected) + abs(c) + abs(bias))
+            assert (abs(got - expected) <= error).all(), activation
+
+
+@pytest.mark.parametrize("batches", cases.BATCHES)
+def test_batches(batches, rng):
+    a, b = random(rng, (*batches[0], 70, 130), "float32"), random(rng, (*batches[1], 130, 90), "float32")
+    for layout in ("NN", "TT"):
+        check(product(a, b, "highest", layout), "highest", a, b)
+
+
+@pytest.mark.parametrize("precision", WHOLE)
+def test_parts_hold_all_bits(precision, rng):
+    """A times the identity is A, and one-hot rows times a matrix are its rows, bit for bit."""
+    for extent in (1, 64, 257):
+        x = random(rng, (extent, extent), "float32") * np.exp2(rng.integers(-110, 110, (extent, extent))).astype(
+            np.float32
+        )
+        x = np.where(abs(x) < 2.0**-124, np.float32(1.5), x).astype(np.float32)
+        identity = np.eye(extent, dtype=np.float32)
+        np.testing.assert_array_equal(product(x, identity, precision), x)
+        np.testing.assert_array_equal(product(identity, x, precision), x)
+        rows = rng.integers(0, extent, 300)
+        np.testing.assert_array_equal(product(identity[rows], x, precision), x[rows])
+
+
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45, -2e-42, 1.2e-38, 3e-39, 1.0, 3.4e38, -3.4028235e38)
+
+
+@pytest.mark.parametrize("precision", PRESETS)
+def test_special_values(precision, rng):
+    """Alone and beside ordinary values: in their own row and column as exact arithmetic has it, elsewhere nothing."""
+    a, b = random(rng, (len(SPECIAL), 70), "float32"), random(rng, (70, len(SPECIAL)), "float32")
+    for alone in (False, True):
+        x, y = (np.zeros_like(a), np.zeros_like(b)) if alone else (a.copy(), b.copy())
+        x[:, 5] = y[5, :] = SPECIAL
+        got = product(x, y, precision)
+        with np.errstate(all="ignore"):
+            terms = x.astype(np.float64)[:, :, None] * y.astype(np.float64)[None]
+            expected = terms.sum(1)
+            most = abs(terms).sum(1)
+        # Fewer parts may round beyond the largest number.
+        lost = 2.0**-20 if precision in WHOLE else 2 * jaxgemm.error_bound(precision, 70)
+        finite = np.isfinite(expected) & (most < (1 - lost) * np.finfo(np.float32).max)
+        clean = np.isfinite(x).all(1)[:, None] & np.isfinite(y).all(0)[None]
+        assert np.isfinite(got[finite & clean]).all()
+        with np.errstate(all="ignore"):
+            limit = bound(precision, x, y)
+        near = finite & clean
+        assert (abs(got.astype(np.float64)[near] - expected[near]) <= limit[near]).all()
+        # Infinities and NaN are as exact arithmetic has them.
+        np.testing.assert_array_equal(got[~clean], expected[~clean].astype(np.float32))
+
+
+def test_near_the_largest(rng):
+    """Sums whose terms' magnitudes stay below the largest number are finite."""
+    k = 256
+    a = rng.uniform(0.5, 1, (64, k)).astype(np.float32) * np.float32(2.0**63)
+    b = rng.uniform(0.5, 1, (k, 64)).astype(np.float32) * np.sign(rng.standard_normal((k, 64))).astype(np.float32)
+    b *= np.float32(2.0**64)
+    scale = np.finfo(np.float32).max * (1 - 2.0**-19) / (abs(a.astype(np.float64)) @ abs(b)).max()
+    b = (b * scale).astype(np.float32)
+    for precision in (*WHOLE, SCALED):
+        got = product(a, b, precision)
+        assert np.isfinite(got).all()
+        check(got, precision, a, b)
+        got = product(a, abs(b), precision)
+        assert np.isfinite(got).all()
+
+
+def test_slabs_that_the_workspace_asks_for(rng):
+    """The planes of this product take more than the limit, so it is cut along k."""
+    k = 3_000_000
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, k), (k, 64))]
+
+    def call(a, b):
+        return jaxgemm.gemm(a, b, precision="highest", kernel="sm90")
+
+    (found,) = jaxgemm.explain(call, *shapes, platform="cuda").products
+    slabs = list(found.decision.choice.kernel.options).index("slabs")
+    assert found.decision.choice.config[slabs] > 1
+    a, b = (rng.integers(-4, 5, s.shape).astype(np.float32) for s in shapes)
+    np.testing.assert_array_equal(np.asarray(jax.jit(call)(a, b)), a.astype(np.float64) @ b)
+
+
+def test_gradients_keep_the_precision(rng):
+    a, b = random(rng, (130, 600), "float32"), random(rng, (600, 70), "float32")
+    ct = random(rng, (130, 70), "float32")
+    _, pull = jax.vjp(lambda a, b: jaxgemm.gemm(a, b, precision="BF16_BF16_F32_X6", kernel="sm90"), a, b)
+    da, db = pull(ct)
+    check(da, "BF16_BF16_F32_X6", ct, b.T)
+    check(db, "BF16_BF16_F32_X6", a.T, ct)
+
+
+def test_runs_agree(rng):
+    for m, n, k in ((300, 200, 20000), (2000, 1000, 700)):
+        a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
+        run = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision="highest", kernel="sm90"))
+        first = np.asarray(run(a, b)).tobytes()
+        assert all(np.asarray(run(a, b)).tobytes() == first for _ in range(4))
+
+
+def test_algorithm_objects(rng):
+    """A lax.DotAlgorithm that names the same has the same bits."""
+    a, b = random(rng, (100, 300), "float32"), random(rng, (300, 60), "float32")
+    for products, preset in zip((1, 3, 6, 9), BF16, strict=True):
+        given = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, jnp.float32, num_primitive_operations=products)
+        np.testing.assert_array_equal(product(a, b, given), product(a, b, preset))
+
+
+def test_the_guard(rng):
+    """One number that scaled parts would lose, wherever it is, and the product has BF16_BF16_F32_X6's bits."""
+    m, n, k = 200, 130, 1000
+    same = {"tile_m": 128, "tile_n": 128, "split_k": 1}
+    a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
+    a, b = (np.where(abs(x) < 1e-3, np.float32(1e-3), x) for x in (a, b))
+    scaled, exact = (product(a, b, x, **same) for x in (SCALED, "BF16_BF16_F32_X6"))
+    assert (scaled != exact).any()
+    for side, row, column in ((0, 17, 999), (0, 199, 0), (1, 0, 129), (1, 700, 3)):
+        for small in (1e-14, -1e-30, 1e-45):
+            x, y = a.copy(), b.copy()
+            (x, y)[side][row, column] = small
+            np.testing.assert_array_equal(product(x, y, SCALED, **same), product(x, y, "BF16_BF16_F32_X6", **same))
+    # Zeros are none, nor is what is small in a row of its likes.
+    x, y = a.copy(), b.copy()
+    x[5], x[7, 3:], y[:, 4] = 0, 0, 1e-30 * y[:, 4]
+    assert (product(x, y, SCALED, **same) != product(x, y, "BF16_BF16_F32_X6", **same)).any()
+
+
+@pytest.mark.parametrize("precision", [SCALED, "highest"])
+def test_rows_of_one_huge_value(precision, rng):
+    """Rows and columns of one huge and many tiny values, of which none is lost."""
+    a, b = random(rng, (130, 300), "float32"), random(rng, (300, 70), "float32")
+    for huge in (2.0**12, 2.0**30, 2.0**45, 2.0**100):
+        x, y = a.copy(), b.copy()
+        x[3, 7] *= huge
+        y[9, 11] *= huge
+        for layout in cases.LAYOUTS:
+            check(product(x, y, precision, layout), precision, x, y)
+
+
+def test_scaled_batches_are_not_scaled(rng):
+    a, b = random(rng, (3, 70, 500), "float32"), random(rng, (3, 500, 60), "float32")
+    same = {"tile_m": 128, "tile_n": 64, "split_k": 1}
+    np.testing.assert_array_equal(product(a, b, SCALED, **same), product(a, b, "BF16_BF16_F32_X6", **same))
+
+
+def test_load():
+    """Stages are not filled again while a warp still multiplies them: many products at once, each of the same bits."""
+    rng = np.random.default_rng(3)
+    a, b = random(rng, (1900, 900), "float32"), random(rng, (900, 1300), "float32")
+    for precision in ("highest", SCALED):
+        run = jax.jit(lambda a, b, x=precision: [jaxgemm.gemm(a, b, precision=x, kernel="sm90") for _ in range(3)])
+        first = np.asarray(run(a, b)[0]).tobytes()
+        for _ in range(20):
+            assert all(np.asarray(x).tobytes() == first for x in run(a, b))

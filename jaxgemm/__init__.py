@@ -7,6 +7,7 @@ from jaxgemm.api import dot_general, gemm, matmul
 from jaxgemm.explain import explain
 from jaxgemm.kernels import Kernel, UnsupportedError, kernels
 from jaxgemm.override import override
+from jaxgemm.precision import error_bound
 from jaxgemm.products.gated import gated_gemm
 from jaxgemm.products.lists import grouped_gemm
 from jaxgemm.ragged.api import ragged_dot, ragged_dot_general, ragged_gated
@@ -19,6 +20,7 @@ __all__ = [
     "all_gather_matmul",
     "checkpoint_policies",
     "dot_general",
+    "error_bound",
     "explain",
     "gated_gemm",
     "gemm",

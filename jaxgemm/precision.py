@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -24,7 +25,31 @@ _KEPT = {
 
 
 #: By name, as ffi/dtype.h has them: what a kernel does to operands before it multiplies them; empty: nothing.
-ARITHMETICS = {"plain": "", "tf32": "rounds float32 operands to TF32"}
+ARITHMETICS = {
+    "plain": "",
+    "tf32": "rounds float32 operands to TF32",
+    "bf16": "rounds float32 operands to bfloat16",
+    "bf16_x3": "multiplies float32 operands as sums of two bfloat16 parts, by 3 products",
+    "bf16_x6": "multiplies float32 operands as sums of three bfloat16 parts, by 6 products",
+    "bf16_x9": "multiplies float32 operands as sums of three bfloat16 parts, by 9 products",
+    "f16_x3": "scales float32 operands and multiplies them as sums of two float16 parts, by 3 products, or, where that "
+    "would lose small numbers, as bf16_x6 does",
+}
+
+#: Those in which the bits of a row follow from other rows too.
+OF_OTHER_ROWS = frozenset({"f16_x3"})
+
+#: Of float32 operands: the arithmetic that an algorithm's name asks for.
+_EMULATED = {
+    lax.DotAlgorithmPreset.TF32_TF32_F32: "tf32",
+    lax.DotAlgorithmPreset.BF16_BF16_F32: "bf16",
+    lax.DotAlgorithmPreset.BF16_BF16_F32_X3: "bf16_x3",
+    lax.DotAlgorithmPreset.BF16_BF16_F32_X6: "bf16_x6",
+    lax.DotAlgorithmPreset.BF16_BF16_F32_X9: "bf16_x9",
+    lax.DotAlgorithmPreset.TF32_TF32_F32_X3: "f16_x3",
+}
+#: How many products of parts in bfloat16 an algorithm adds up, as ``lax.DotAlgorithm`` counts them.
+_PRODUCTS = {1: "bf16", 3: "bf16_x3", 6: "bf16_x6", 9: "bf16_x9"}
 
 
 def canonical(precision: Precision) -> Precision:
@@ -84,6 +109,20 @@ def _is_ours(algorithm: lax.DotAlgorithm | lax.DotAlgorithmPreset, operand: np.d
     return algorithm._replace(allow_imprecise_accumulation=False) == ours
 
 
+def emulated(precision: Precision, operand: np.dtype) -> str:
+    """The arithmetic, other than "plain", that an algorithm's name asks for; empty if it asks for none of ours."""
+    if operand != np.float32 or not is_algorithm(precision):
+        return ""
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        return _EMULATED.get(precision, "")
+    bf16 = np.dtype(jnp.bfloat16)
+    asked = lax.DotAlgorithm(
+        bf16, bf16, np.dtype(np.float32), num_primitive_operations=precision.num_primitive_operations
+    )
+    alike = precision._replace(allow_imprecise_accumulation=False) == asked
+    return _PRODUCTS.get(precision.num_primitive_operations, "") if alike else ""
+
+
 def arithmetics(precision: Precision, operand: np.dtype) -> tuple[str, ...]:
     """The ``ARITHMETICS`` that a precision allows for operands of this type, the least exact first.
 
@@ -91,12 +130,17 @@ def arithmetics(precision: Precision, operand: np.dtype) -> tuple[str, ...]:
     ``lax.Precision`` asks for. A preset, or a ``lax.DotAlgorithm``, names one algorithm, so only that algorithm
     satisfies it.
     """
-    default = precision in (None, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
-    allowed = {
-        "tf32": operand == np.float32 and (default or precision is lax.DotAlgorithmPreset.TF32_TF32_F32),
-        "plain": not is_algorithm(precision) or _is_ours(precision, operand),
-    }
-    return tuple(name for name, allows in allowed.items() if allows)
+    if is_algorithm(precision):
+        named = emulated(precision, operand)
+        if named == "f16_x3":  # whose bits follow from other rows: bf16_x6 is for products in which they must not
+            return "f16_x3", "bf16_x6"
+        return (named,) if named else ("plain",) * _is_ours(precision, operand)
+    if operand != np.float32:
+        return ("plain",)
+    asked = set(precision or (lax.Precision.DEFAULT,))
+    if lax.Precision.HIGHEST in asked:
+        return "bf16_x6", "plain"
+    return ("bf16_x3", "plain") if lax.Precision.HIGH in asked else ("tf32", "bf16_x3", "plain")
 
 
 def refusal(precision: Precision, operand: np.dtype, arithmetic: str) -> str:
@@ -106,3 +150,59 @@ def refusal(precision: Precision, operand: np.dtype, arithmetic: str) -> str:
     if does := ARITHMETICS[arithmetic]:
         return f"precision {precision}: the kernel {does}"
     return f"precision {precision} is not one that jaxgemm's kernels compute for {operand.name} operands"
+
+
+#: By arithmetic: (products of parts, what is left out of Σ|a||b|). A part in bfloat16 leaves 2^-8 of what it is of, one
+#: in float16 2^-11. What is left out is what the last part leaves, and products of two parts that are not multiplied.
+_PLANES = {
+    "bf16": (1, 2 * 2**-8 + 2**-16),
+    "bf16_x3": (3, 3 * 2**-16 + 2**-23),
+    "bf16_x6": (6, 2 * 2**-24 + 2**-31),
+    "bf16_x9": (9, 0.0),
+    "f16_x3": (3, 3 * 2**-22 + 2**-32),
+}
+_ROUNDING = 2.0**-24
+#: A tensor core adds 16 products to a sum at a time, and cuts 17 numbers off at 2^-25 of the largest and the sum at its
+#: 24th bit. It adds up so many products; such sums are then added up, rounded. Where k is split, it may be fewer.
+_STEP_K, _ADDED_K = 64, 128
+_STEP_ERROR = _ADDED_K / 16 * (17 * 2.0**-25 + 2.0**-23)
+#: What halves of parts add up to beside Σ|a||b|, at most.
+_PARTS = 1 + 2.0**-7
+
+
+def error_bound(precision: Precision, k: int) -> float:
+    """How far elements of our products of float32 matrices may be from exact ones: b in
+
+        |error| ≤ b Σ|a||b| + 2^-147 Σ(|a| + |b|) + k 2^-145
+
+    where sums are over the k products of an element, before alpha, C, bias and activation, and as long as Σ|a||b| is
+    finite. It is what any order of additions keeps, so it holds for every element; errors are mostly far smaller.
+    Of the smallest numbers bfloat16 has few bits: for 2^-147 read 2^-131 with one part of an operand, 2^-140 with two.
+    TF32_TF32_F32_X3 may lose 2^-50 (max|a| Σ|b| + max|b| Σ|a|) more, of the element's row of A and column of B.
+
+    Args:
+        precision: "highest", "F32_F32_F32", "TF32_TF32_F32_X3", "BF16_BF16_F32", or that with _X3, _X6 or _X9, in any
+            form that ``gemm`` takes.
+        k: how many products an element is the sum of.
+
+    Raises:
+        ValueError: the precision promises no bound, as "default" does not, or k is negative.
+    """
+    if k < 0:
+        raise ValueError(f"error_bound: k must be at least 0, got {k}")
+    allowed = arithmetics(canonical(precision), np.dtype(np.float32))
+    if not allowed or "tf32" in allowed:
+        raise ValueError(f"error_bound: precision {precision} promises no bound for float32 operands")
+    return max(bound_of(arithmetic, k) or 0.0 for arithmetic in allowed)
+
+
+def bound_of(arithmetic: str, k: int) -> float | None:
+    """``error_bound`` of one of the ``ARITHMETICS`` for float32 operands; None where it has none."""
+    if arithmetic == "plain":
+        return 1.01 * k * _ROUNDING
+    if arithmetic not in _PLANES:
+        return None
+    products, left_out = _PLANES[arithmetic]
+    # Each step is added once, and once more where k is split; products of later parts are small, and so are their sums.
+    additions = 2 * -(-k // _STEP_K) * (1 + products / 2**8)
+    return left_out + _PARTS * (_STEP_ERROR + additions * _ROUNDING)

@@ -23,11 +23,27 @@ from jaxgemm.problem import Problem
 
 
 class Contenders(NamedTuple):
-    """Kernels that ``auto`` chooses from, and the compute capabilities, times ten, that they were measured on."""
+    """Kernels that ``auto`` chooses from, and the compute capabilities, times ten, that they were measured on.
+
+    ``chains``: whether they are exact enough for a ``lax.Precision`` only where XLA's sums are long chains. An
+    algorithm's name asks for the algorithm, whatever the sums.
+    """
 
     oldest: int
     newest: int
     kernels: tuple[str, ...]
+    chains: bool = False
+
+
+#: Sums of products of three parts in bfloat16 have smaller errors than XLA's sums in fp32 where these are long chains:
+#: of so many numbers, and of results that make so many of XLA's tiles that it has no reason to split them.
+EXACT_K, EXACT_TILES, _TILE = 2048, 132, 128
+
+
+def long_chains(problem: Problem) -> bool:
+    """Whether XLA's sums in fp32 are long chains."""
+    tiles = math.prod(problem.batch) * -(-problem.m // _TILE) * -(-problem.n // _TILE)
+    return problem.k >= EXACT_K and tiles >= EXACT_TILES
 
 
 #: By the types of both operands and an arithmetic of jaxgemm/precision.py. Where nothing was measured XLA's product is
@@ -36,6 +52,10 @@ CONTENDERS = {
     ("bfloat16", "bfloat16", "plain"): Contenders(90, 90, ("sm90", "direct")),
     ("float16", "float16", "plain"): Contenders(90, 90, ("sm90", "direct")),
     ("float32", "float32", "plain"): Contenders(90, 90, ("simt", "gemv")),
+    **{
+        ("float32", "float32", name): Contenders(90, 90, ("sm90",), name == "bf16_x6")
+        for name in ("bf16", "bf16_x3", "bf16_x6", "bf16_x9", "f16_x3")
+    },
 }
 
 
@@ -55,6 +75,7 @@ class Question:
         problem, device, precision: what is to be computed, where, and how exactly.
         ours: microseconds that the best of our kernels expects; infinity where it has no cost model.
         theirs: microseconds that XLA's product should take; None where that is not modelled.
+        arithmetic: how the best of our kernels multiplies.
     """
 
     problem: Problem
@@ -62,6 +83,7 @@ class Question:
     precision: prec.Precision = None
     ours: float = math.inf
     theirs: float | None = None
+    arithmetic: str = "plain"
 
     @property
     def dtype(self) -> str:
@@ -82,7 +104,13 @@ class Question:
     def contenders(self) -> list[Contenders]:
         """What ``auto`` chooses from, whatever the device."""
         keys = ((*self.problem.dtypes[:2], arithmetic) for arithmetic in self.arithmetics)
-        return [CONTENDERS[key] for key in keys if key in CONTENDERS]
+        found = [CONTENDERS[key] for key in keys if key in CONTENDERS]
+        return [x for x in found if self.emulated or not x.chains or long_chains(self.problem)]
+
+    @property
+    def emulated(self) -> str:
+        """The arithmetic that an algorithm's name asks for, other than the plain one; empty if it asks for none."""
+        return prec.emulated(self.precision, np.dtype(jnp.dtype(self.dtype)))
 
     @property
     def measured(self) -> list[Contenders]:
@@ -213,13 +241,17 @@ FACTS = Section(
             "other-precision",
             "precision {q.precision} is not one that jaxgemm's kernels compute for {q.dtype} operands",
             side=Side.XLA,
-            holds=lambda q: "plain" not in q.arithmetics,
+            holds=lambda q: not q.arithmetics,
         ),
         Rule(
             "tf32",
             "fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster",
             side=Side.XLA,
-            holds=lambda q: q.dtype == "float32" and not prec.wants_full_fp32(q.precision),
+            holds=lambda q: (
+                q.dtype == "float32"
+                and not prec.wants_full_fp32(q.precision)
+                and (not q.emulated or q.emulated == "tf32")
+            ),
         ),
         Rule(
             "other-type",

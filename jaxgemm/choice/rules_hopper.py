@@ -7,12 +7,12 @@ in or changes without what benchmarks/choices.py says before and after.
 
 from __future__ import annotations
 
-from jaxgemm.choice.rules import Question, Rule, Section, Side, first
-from jaxgemm.choice.xla_times import BATCH_AHEAD, PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds
+from jaxgemm.choice.rules import EXACT_K, EXACT_TILES, Question, Rule, Section, Side, first
+from jaxgemm.choice.xla_times import BATCH_AHEAD, PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds, fp32_microseconds
 
 _SURVEY, _SMALL, _PITCHES = "nvidia-h200/survey.json", "nvidia-h200/small.json", "nvidia-h200/pitches.json"
 _16BIT, _PROGRAMS, _SGEMM = "nvidia-h200/16bit.json", "nvidia-h200/programs.json", "nvidia-h200/sgemm.json"
-_RULES = "nvidia-h200/rules.json"
+_RULES, _ERRORS = "nvidia-h200/rules.json", "nvidia-h200/errors.json"
 
 # --- fp32 at full precision ---
 
@@ -23,6 +23,21 @@ FP32 = Section(
     "fp32 at full precision",
     lambda q: q.dtype == "float32",
     (
+        Rule(
+            "named-algorithm",
+            "ours keep the bound of a named algorithm for every shape, and XLA's do not keep that of each",
+            _ERRORS,
+            Side.OURS,
+            lambda q: bool(q.emulated),
+        ),
+        Rule(
+            "fp32-planes",
+            f"for sums of {EXACT_K} or more, and results of {EXACT_TILES} of XLA's tiles, products of 16-bit parts are "
+            "as exact as its product, and should take less time",
+            _ERRORS,
+            Side.OURS,
+            lambda q: q.arithmetic == "bf16_x6" and q.ours < (q.theirs or fp32_microseconds(q.problem)),
+        ),
         Rule(
             "fp32-small",
             f"below {FP32_SMALL_US:.0f} us XLA's blocks leave multiprocessors idle",

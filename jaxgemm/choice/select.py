@@ -173,11 +173,13 @@ def _invariant(
     reasons = []
     for name in INVARIANT if kernel == "auto" else (kernel,):
         row = find_kernel(name)
+        if kernel == "auto" and _less_exact(row, problem, precision):
+            continue
         chosen = _pinned(row, options, stand_in, device, precision)
         if isinstance(chosen, Choice):
             free = {name for name, value in row.pins.items() if not value} - dict(options).keys()
             config = tuple(0 if name in free else x for name, x in zip(row.options, chosen.config, strict=False))
-            found = resolve(row.name, config, problem, device, precision)
+            found = resolve(row.name, config, problem, device, precision, alone=True)
             if not isinstance(found, Choice):  # another kernel would be one that follows m
                 raise UnsupportedError(f"batch_invariant: {found}")
             why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, whatever there are"
@@ -192,14 +194,23 @@ def _pinned(
 ) -> Choice | str:
     """The kernel with every option that matters to the order of sums fixed, or why that cannot be."""
     if row.batch_invariant:
-        return resolve(row.name, configuration(row, options), problem, device, precision)
+        return resolve(row.name, configuration(row, options), problem, device, precision, alone=True)
     if not row.pins:
         return f"kernel '{row.name}' does not promise that a row's bits are the same for every m"
     given, held = dict(options), {name: value for name, value in row.pins.items() if value}
     for name, value in held.items():
         if given.get(name, 0) not in (0, value):
             return f"option {name} of kernel '{row.name}' must be {value}, got {given[name]}"
-    return resolve(row.name, configuration(row, tuple({**given, **held}.items())), problem, device, precision)
+    return resolve(
+        row.name, configuration(row, tuple({**given, **held}.items())), problem, device, precision, alone=True
+    )
+
+
+def _less_exact(row: Kernel, problem: Problem, precision: prec.Precision) -> bool:
+    """Whether ``auto`` leaves the sums to other kernels, as theirs are more exact where sums are short."""
+    asked = computed(row, problem, precision)
+    planes = isinstance(asked, Problem) and asked.arithmetic == "bf16_x6"
+    return planes and not prec.is_algorithm(precision) and problem.k < rules.EXACT_K
 
 
 #: What a kernel has that computes several products at once, by the attribute of its row.
@@ -283,23 +294,32 @@ def _composed(problem: Problem, device: Device, precision: prec.Precision) -> fl
     return 2 * product + xla_times.combining_microseconds(problem)
 
 
-def computed(row: Kernel, problem: Problem, precision: prec.Precision) -> Problem | str:
-    """The problem in an arithmetic of the kernel's that the precision allows, or why there is none."""
+def computed(row: Kernel, problem: Problem, precision: prec.Precision, *, alone: bool = False) -> Problem | str:
+    """The problem in an arithmetic of the kernel's that the precision allows, or why there is none.
+
+    ``alone``: a row's bits must not follow from other rows.
+    """
     operand = np.dtype(jnp.dtype(problem.dtypes[0]))
     known = row.arithmetics(problem.dtypes)
     for arithmetic in prec.arithmetics(precision, operand):
-        if arithmetic in known:
+        if arithmetic in known and not (alone and arithmetic in prec.OF_OTHER_ROWS):
             return replace(problem, arithmetic=arithmetic)
     return f"kernel '{row.name}': {prec.refusal(precision, operand, known[0])}"
 
 
 @lru_cache(maxsize=4096)
 def resolve(
-    name: str, config: tuple[int, ...], problem: Problem, device: Device, precision: prec.Precision = None
+    name: str,
+    config: tuple[int, ...],
+    problem: Problem,
+    device: Device,
+    precision: prec.Precision = None,
+    *,
+    alone: bool = False,
 ) -> Choice | str:
     """A kernel with what its options leave open filled in by its cost model, or why it cannot run the problem."""
     row = find_kernel(name)
-    asked = computed(row, problem, precision)
+    asked = computed(row, problem, precision, alone=alone)
     if isinstance(asked, str):
         return asked
     problem = asked
@@ -340,7 +360,7 @@ def _automatic(
             return _ours(best, rules.TUNED, why, theirs).left(rules.TUNED, why)
     if not isinstance(best, Choice):
         return replace(Choice.xlas(rules.UNFIT, best), theirs=theirs)
-    question = replace(question, ours=best.expected, theirs=theirs)
+    question = replace(question, ours=best.expected, theirs=theirs, arithmetic=best.arithmetic)
     rule, side = rules_hopper.decide(question)
     choice = _ours(best, rule, rule.sentence(question), theirs)
     return choice if side is Side.OURS else choice.left(rule, choice.why)

@@ -54,6 +54,7 @@ _FP32_TILE = 64
 _MULTIPROCESSORS = 132
 _FP32_LAUNCH_US = 2.0
 _FP32_PRODUCTS_PER_US = 20.8e6
+_FP32_ALIGNED_PER_US = 26e6  # of aligned rows, by larger tiles
 _FP32_BYTES_PER_US = 2.3e6
 _FP32_TILE_K = 14  # what a tile takes beside its sums, as if they were so much longer
 
@@ -90,6 +91,14 @@ def microseconds(problem: Problem) -> float | None:
     if _itemsize(problem) != 2:
         return None
     return _unaligned_16bit(problem) + (0.0 if problem.epilogue.cheap_activation else _ACTIVATION_US)
+
+
+def fp32_microseconds(problem: Problem) -> float:
+    """The least time that XLA's product of fp32 at full precision takes, of aligned rows."""
+    m, n, k = problem.m, problem.n, problem.k
+    return _FP32_LAUNCH_US + prod(problem.batch) * max(
+        m * n * k / _FP32_ALIGNED_PER_US, 4 * (m * k + k * n + m * n) / _FP32_BYTES_PER_US
+    )
 
 
 def unaligned(problem: Problem) -> bool:

@@ -18,7 +18,16 @@ from jaxgemm.epilogue import ACTIVATIONS
 #: What ``--dtype`` takes, short and long.
 DTYPES = {ELEMENT_TYPES[name].short: name for name in OPERANDS}
 LAYOUTS = ("NN", "NT", "TN", "TT")
-PRECISIONS = ("default", "highest")
+#: Algorithms for fp32 operands, by JAX's names.
+ALGORITHMS = (
+    "F32_F32_F32",
+    "BF16_BF16_F32",
+    "BF16_BF16_F32_X3",
+    "BF16_BF16_F32_X6",
+    "BF16_BF16_F32_X9",
+    "TF32_TF32_F32_X3",
+)
+PRECISIONS = ("default", "highest", *ALGORITHMS)
 
 _SAMPLED_ROWS = 64
 
@@ -32,7 +41,7 @@ class Case:
         dtype: type of both operands, by NumPy's name.
         layout: which operand is stored transposed, as in "NT".
         batch: leading batch dimension, or None for none.
-        precision: "default" or "highest"; it tells fp32 from tf32 and means nothing for other types.
+        precision: one of PRECISIONS, which are for fp32 and mean nothing for other types.
         bias: whether a vector of n is added to every row.
         activation: what is applied last, a name that ``gemm`` takes, or None.
     """
@@ -88,18 +97,21 @@ class Case:
         return (int(np.prod(a)) + int(np.prod(b))) * ELEMENT_TYPES[self.dtype].bytes
 
     @property
-    def jax_precision(self) -> jax.lax.Precision | None:
+    def jax_precision(self) -> jax.lax.Precision | jax.lax.DotAlgorithmPreset | None:
         """The precision to ask for; None where the type leaves nothing to choose."""
         if self.dtype != "float32":
             return None
+        if self.precision in ALGORITHMS:
+            return jax.lax.DotAlgorithmPreset[self.precision]
         return jax.lax.Precision.HIGHEST if self.precision == "highest" else jax.lax.Precision.DEFAULT
 
     def __str__(self) -> str:
-        """As in "1024x64x64@8 NT bf16 +bias gelu"."""
+        """As in "1024x64x64@8 NT bf16 +bias gelu", or "64x64x64 NN f32 BF16_BF16_F32_X6"."""
         batch = "" if self.batch is None else f"@{self.batch}"
         short = next(short for short, name in DTYPES.items() if name == self.dtype)
+        algorithm = f" {self.precision}" if self.dtype == "float32" and self.precision in ALGORITHMS else ""
         after = f"{' +bias' if self.bias else ''}{f' {self.activation}' if self.activation else ''}"
-        return f"{self.m}x{self.n}x{self.k}{batch} {self.layout} {short}{after}"
+        return f"{self.m}x{self.n}x{self.k}{batch} {self.layout} {short}{algorithm}{after}"
 
     def ours(self, a: jax.Array, b: jax.Array, bias: jax.Array | None = None, **options: Any) -> jax.Array:
         """This product by jaxgemm; ``options`` name the kernel and set its options."""
@@ -155,11 +167,14 @@ def parse_shapes(text: str) -> list[tuple[int, int, int, int | None]]:
 
 
 def parse_case(text: str) -> Case:
-    """The case that is written like this, as in "1024x64x64@8 NT bf16 +bias gelu"; fp32 at precision "highest"."""
+    """The case that is written like this, as in "1024x64x64@8 NT bf16 +bias gelu"; fp32 at precision "highest" if
+    no algorithm is named.
+    """
     shape, layout, dtype, *after = [*text.split(), "", ""]  # so that there are three
     ((m, n, k, batch),) = parse_shapes(shape)
-    activation = next((word for word in after if word not in ("", "+bias")), None)
-    case = Case(m, n, k, parse_dtype(dtype), layout, batch, bias="+bias" in after, activation=activation)
+    algorithm = next((word for word in after if word in ALGORITHMS), "highest")
+    activation = next((word for word in after if word not in ("", "+bias", algorithm)), None)
+    case = Case(m, n, k, parse_dtype(dtype), layout, batch, algorithm, bias="+bias" in after, activation=activation)
     if str(case) != text:
         raise ValueError(f"malformed product {text!r}: expected something like {case}")
     return case

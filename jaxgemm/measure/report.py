@@ -203,7 +203,8 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _by_kernel(product: Mapping[str, Any]) -> list[dict[str, Any]]:
-    case = replace(parse_case(product["problem"]), precision=product.get("precision", "highest"))
+    case = parse_case(product["problem"])
+    case = replace(case, precision=product.get("precision", case.precision))
     xla = {name: _program(path) for name, path in product["xla"].items()}
     about = {
         **{name: product[name] for name in ("source",) if name in product},

@@ -89,6 +89,8 @@ class Product:
     def _lines_of_ours(self, kernel: Kernel) -> Iterator[tuple[str, str]]:
         """What is said of a product that a kernel of ours computes."""
         choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
+        if problem is not None and problem.dtypes[0] == "float32" and not problem.groups:
+            yield "arithmetic", _arithmetic(choice.arithmetic, problem.k)
         yield "options", _options(kernel, choice.config) or "the kernel's own"
         if problem is not None:
             yield from self._lines_around(problem, view)
@@ -169,6 +171,13 @@ def _expected(choice: Choice, gated: bool, grouped: bool) -> str:
     if gated:
         return f"one launch of {choice.contender} {ours}, two products {theirs}"
     return f"{choice.contender or 'ours'} {ours}, XLA's product {theirs}"
+
+
+def _arithmetic(name: str, k: int) -> str:
+    """How a kernel multiplies float32 operands, and what errors its sums may have."""
+    does = prec.ARITHMETICS[name] or "multiplies float32 operands as they are"
+    bound = prec.bound_of(name, k)
+    return f"{name}: {does}" + ("" if bound is None else f"; errors of at most {bound:.1e} of the sum of |a| |b|")
 
 
 def _options(kernel: Kernel, config: tuple[int, ...], beside: tuple[int, ...] = ()) -> str:

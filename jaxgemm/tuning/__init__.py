@@ -42,7 +42,8 @@ class Key:
         batch: products in one call.
         layout: which operand is stored transposed, as in "NT".
         a, b, d: element types of the operands and the result.
-        arithmetic: the least exact that is allowed, one of :data:`jaxgemm.precision.ARITHMETICS`.
+        arithmetic: one of :data:`jaxgemm.precision.ARITHMETICS`: what an algorithm's name asks for; of other precisions
+            "tf32" where that is allowed, else "plain".
     """
 
     m: int
@@ -59,7 +60,8 @@ class Key:
     def of(cls, p: Problem, precision: prec.Precision) -> Key:
         """The key of a problem at a precision that some kernel satisfies."""
         a, b, d = p.dtypes[:3]
-        arithmetic = prec.arithmetics(precision, np.dtype(jnp.dtype(a)))[0]
+        allowed = prec.arithmetics(precision, np.dtype(jnp.dtype(a)))
+        arithmetic = "tf32" if "tf32" in allowed else allowed[-1]
         return cls(p.m, p.n, p.k, p.batch[0] * p.batch[1], p.layout, a, b, d, arithmetic)
 
     def alike(self) -> Key | None:
@@ -171,7 +173,8 @@ def _refusal(key: Key, entry: Override) -> str:
     if not row.built:
         return ""
     problem = key.problem()
-    arithmetic = next((x for x in row.arithmetics(problem.dtypes) if x in (key.arithmetic, "plain")), key.arithmetic)
+    allowed = key.arithmetic, *{"plain": ("bf16_x6",), "tf32": ("bf16_x3", "plain")}.get(key.arithmetic, ())
+    arithmetic = next((x for x in row.arithmetics(problem.dtypes) if x in allowed), key.arithmetic)
     call = wire.attributes(row.name, config, replace(problem, arithmetic=arithmetic))
     why: str = ffi.check(ffi.Call(call, list(problem.dtypes), False), row.min_arch)[0]
     return why

@@ -25,7 +25,7 @@ from jaxgemm.products.kind import Decision
 
 ROW = find_kernel("sm90")
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
-TYPES = [types[0::2] for types in ROW.types]
+TYPES = [types[0::2] for types in ROW.types if types[0] != "float32"]  # planes are of single products
 
 
 def values(**options):

@@ -31,7 +31,7 @@ KEPT = (
     ("int8", lax.DotAlgorithm(np.int8, np.int8, np.int32), None, "int32"),
 )
 
-#: Operand type, algorithm: none that our kernels compute.
+#: Operand type, algorithm: none that kernel `host` computes.
 OTHERS = (
     ("float32", lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, np.float32)),
     ("float32", lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, np.float32, 1, 1, 3)),
@@ -134,9 +134,12 @@ def test_auto_chooses_as_for_the_preset():
     exact = lax.DotAlgorithm(np.float32, np.float32, np.float32)
     assert choice(exact) == choice("F32_F32_F32")
     assert "precision" not in choice(exact).why  # it is one that ours keep
-    assert choice(OTHERS[0][1]).kernel is None
-    assert "DotAlgorithm" in choice(OTHERS[0][1]).why
-    for given, full in ((exact, True), ("F32_F32_F32", True), (OTHERS[0][1], False), (None, False)):
+    parts = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, np.float32, num_primitive_operations=6)
+    assert choice(parts) == choice("BF16_BF16_F32_X6")
+    assert choice(parts).arithmetic == "bf16_x6"
+    assert choice(OTHERS[2][1]).kernel is None
+    assert "DotAlgorithm" in choice(OTHERS[2][1]).why
+    for given, full in ((exact, True), ("F32_F32_F32", True), (parts, False), (OTHERS[2][1], False), (None, False)):
         assert precision.wants_full_fp32(precision.canonical(given)) is full
 
 

@@ -90,7 +90,7 @@ def test_auto_never_refuses():
             assert product.decision.choice.why
 
 
-@pytest.mark.parametrize("precision", ["BF16_BF16_F32_X3", "TF32_TF32_F32", "F64_F64_F64"])
+@pytest.mark.parametrize("precision", ["TF32_TF32_F32", "F64_F64_F64"])
 def test_auto_leaves_a_precision_that_is_not_ours_to_xla(precision):
     (product,) = jaxgemm.explain(shape(512, 512), shape(512, 512), precision=precision, platform="cuda").products
     assert product.kernel == "xla"

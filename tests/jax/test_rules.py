@@ -18,6 +18,7 @@ from jaxgemm.problem import Groups, Problem, plan
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
+FULL = jax.lax.DotAlgorithmPreset.F32_F32_F32
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 RULES = [rule for section in (rules.FACTS, *rules_hopper.SECTIONS) for rule in section.rules]
@@ -60,7 +61,9 @@ cuda = pytest.mark.skipif(not built("sm90"), reason="this build has no CUDA kern
 )
 def test_auto_on_hopper(dtype, precision, chosen, shape):
     choice = select.select(problem(dtype, *shape), HOPPER, precision=precision)
-    assert choice.kernel.name == chosen
+    by_planes = dtype == "float32" and shape == (2041, 2053, 2051)
+    assert choice.kernel.name == ("sm90" if by_planes else chosen)
+    assert choice.arithmetic == ("bf16_x6" if by_planes else "plain")
     assert choice.ours == choice.considered[0].microseconds
 
 
@@ -69,7 +72,10 @@ GELU = Epilogue(activation="gelu")
 
 #: Products that are ours: by which kernel, and by which rule.
 TAKEN = [
-    ("simt", "fp32-small", problem("float32", 512, 512, 512)),
+    ("simt", "fp32-small", problem("float32", 512, 512, 256)),
+    ("simt", "fp32-small", problem("float32", 64, 8192, 8192)),
+    ("sm90", "fp32-planes", problem("float32", 4096, 4096, 4096)),
+    ("sm90", "fp32-planes", problem("float32", 2047, 2049, 2051)),
     ("sm90", "split-sums", problem(m=128, n=4096, k=16384)),
     # Where XLA runs several kernels.
     ("sm90", "padded-sums", problem(m=160, n=160, k=24000)),
@@ -127,12 +133,34 @@ def test_what_auto_takes(chosen, rule, given):
     assert (choice.kernel.name, choice.rule) == (chosen, rule)
 
 
+#: Of float32, by an algorithm's name: the arithmetic.
+NAMED = [
+    ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32, "bf16"),
+    ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3, "bf16_x3"),
+    ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6, "bf16_x6"),
+    ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X9, "bf16_x9"),
+    ("named-algorithm", jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3, "f16_x3"),
+]
+
+
+@cuda
+@pytest.mark.parametrize(("rule", "algorithm", "arithmetic"), NAMED)
+def test_named_algorithms_are_ours_on_hopper(rule, algorithm, arithmetic):
+    for shape in ((64, 64, 64), (2047, 33, 65), (4096, 4096, 4096)):
+        choice = select.select(problem("float32", *shape), HOPPER, precision=algorithm)
+        assert (choice.kernel.name, choice.rule, choice.arithmetic) == ("sm90", rule, arithmetic)
+        assert select.select(problem("float32", *shape), AMPERE, precision=algorithm).rule == "other-chip"
+    # Bits that follow from other rows are none of a batch-invariant product's.
+    invariant = select.select(problem("float32", 64, 64, 64), HOPPER, precision=algorithm, batch_invariant=True)
+    assert invariant.arithmetic == ("bf16_x6" if arithmetic == "f16_x3" else arithmetic)
+
+
 #: Products that are XLA's, and by which rule.
 LEFT = [
     (problem(m=16384, n=512, k=101), HOPPER, None, "unaligned-short-sums"),
     (problem("float32"), HOPPER, None, "tf32"),
     (problem(m=4096, n=4096, k=4096), HOPPER, None, "rows-aligned"),
-    (problem("float32", 4096, 4096, 4096), HOPPER, HIGHEST, "rows-aligned"),
+    (problem("float32", 4096, 4096, 4096), HOPPER, FULL, "rows-aligned"),
     (problem(m=96, n=256, k=64), HOPPER, None, "shortest-sums"),
     (problem(m=4000, n=4000, k=24), HOPPER, None, "shortest-sums"),
     (problem(m=320, n=96, k=16, epilogue=Epilogue(activation="relu")), HOPPER, None, "shortest-sums"),
@@ -212,7 +240,7 @@ def test_names_are_the_rules_own():
 
 
 def test_every_rule_has_a_product():
-    values = [getattr(case, "values", case) for case in (*TAKEN, *LEFT)]
+    values = [getattr(case, "values", case) for case in (*TAKEN, *NAMED, *LEFT)]
     rows = {value for case in values for value in case if isinstance(value, str)}
     assert {rule.name for rule in RULES} - {"expected-times"} <= rows
 

@@ -124,7 +124,7 @@ ERRORS = {
     ),
     "an arithmetic that there is not": (
         {"arithmetic": "tf16"},
-        "attribute 'arithmetic': got 'tf16', expected one of plain, tf32",
+        "attribute 'arithmetic': got 'tf16', expected one of plain, tf32, bf16, bf16_x3, bf16_x6, bf16_x9, f16_x3",
     ),
     "an arithmetic of other kernels": (
         {"arithmetic": "tf32"},
@@ -279,16 +279,16 @@ def _needing_workspace():
             except jaxgemm.UnsupportedError:
                 continue
             if choice.workspace:
-                out[row.name] = types, choice.workspace
+                out[row.name] = types, choice.workspace, choice.arithmetic
     return out
 
 
 @pytest.mark.gpu
 def test_a_workspace_that_is_too_small():
-    for name, (types, need) in _needing_workspace().items():
+    for name, (types, need, arithmetic) in _needing_workspace().items():
         a, b = (jnp.ones(s, t) for s, t in (((65, 4097), types[0]), ((4097, 67), types[1])))
         d = jax.ShapeDtypeStruct((65, 67), types[2])
-        attributes = {**ATTRIBUTES, "kernel": name, "dims": ints(65, 67, 4097, 1, 1)}
+        attributes = {**ATTRIBUTES, "kernel": name, "dims": ints(65, 67, 4097, 1, 1), "arithmetic": arithmetic}
         attributes |= {"a": ints(0, 4097, 0, 0), "b": ints(0, 67, 0, 0)}
         for results in ([d], [d, jax.ShapeDtypeStruct((need - 1,), np.uint8)]):
             with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*workspace.*'{name}' needs {need}"):

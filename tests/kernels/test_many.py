@@ -21,7 +21,7 @@ from jaxgemm.measure.timing import device_recorder
 from jaxgemm.problem import Matrix, Problem
 
 ROW = find_kernel("sm90")
-TYPES = [types[0::2] for types in ROW.types]
+TYPES = [types[0::2] for types in ROW.types if types[0] != "float32"]  # planes are of single products
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
 #: Products in a launch at most, and unaligned operands in a copy's: as many as a kernel's parameters hold.
 IN_A_LAUNCH, IN_A_COPY = 63, 315
@@ -285,7 +285,7 @@ def test_explain_says_how_each_is_computed(shapes, dtype, asked, chosen, rule):
 
 @built
 def test_what_the_kernel_cannot_do_is_said():
-    with pytest.raises(jaxgemm.UnsupportedError, match="kernel 'sm90' got float32 x float32 -> float32"):
+    with pytest.raises(jaxgemm.UnsupportedError, match="multiplies planes of fp32 operands in single products"):
         lowered(SHAPES, "float32", kernel="sm90")
     with pytest.raises(
         jaxgemm.UnsupportedError, match="many products of kernel 'sm90' have a cluster_m and a cluster_n of 1"
@@ -340,7 +340,10 @@ def test_two_transposed_operands_have_no_tiles():
         ({"config": ints(1, 2)}, "got 2 values"),
         ({"config": None}, "attribute 'config': it is missing"),
         ({"arithmetic": None}, "attribute 'arithmetic': it is missing"),
-        ({"arithmetic": "exact"}, "attribute 'arithmetic': got 'exact', expected one of plain, tf32"),
+        (
+            {"arithmetic": "exact"},
+            "attribute 'arithmetic': got 'exact', expected one of plain, tf32, bf16, bf16_x3, bf16_x6, bf16_x9, f16_x3",
+        ),
         ({"alpha": 1.0}, "expected 5 attributes, got 6"),
     ],
     ids=str,
@@ -355,7 +358,7 @@ def test_a_type_or_a_device_without_the_form():
         return
     assert "the device has 8.0" in checked([problem(8, 8, 8)], arch=80)[0]
     wrong = checked([problem(8, 8, 8, types=("float32",) * 3)])[0]
-    assert wrong.startswith("kernel 'sm90' got float32 x float32 -> float32")
+    assert wrong.startswith("kernel 'sm90' multiplies float32 x float32 -> float32 in the arithmetic")
     wrong = checked([problem(8, 8, 8)], arithmetic="tf32")[0]
     assert wrong.endswith("bfloat16 x bfloat16 -> bfloat16 in the arithmetic 'plain', got 'tf32'")
     with pytest.raises(ValueError, match="expected the types of a, b and d"):

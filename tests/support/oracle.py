@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 import jaxgemm
+from jaxgemm.kernels import find_kernel
 
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
@@ -32,9 +33,11 @@ STEEPEST = 1.2
 
 
 def operand_eps(kernel: str, dtype: str) -> float:
-    """How far a kernel rounds operands of this type before it multiplies them."""
-    rounds = [row.name for row in jaxgemm.kernels() if row.tf32]
-    return 2.0**-11 if dtype == "float32" and kernel in rounds else 0.0
+    """How far a kernel rounds operands of this type before it multiplies them, at the default precision."""
+    if dtype != "float32" or kernel not in {row.name for row in jaxgemm.kernels()}:
+        return 0.0
+    rounding = {"tf32": 2.0**-11, "bf16_x3": 2.0**-15}
+    return max((rounding.get(x, 0.0) for x in find_kernel(kernel).arithmetics(("float32", "float32"))), default=0.0)
 
 
 def dtype_of(name: str) -> np.dtype:

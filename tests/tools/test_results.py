@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 FILES = sorted(path for path in RESULTS.rglob("*") if path.is_file())
 #: Of all files together.
-MOST, BYTES = 25, 1_500_000
+MOST, BYTES = 27, 1_600_000
 #: Lines of the head, a product's line, and what JSON needs around them.
 LONGEST = 5000
 
@@ -130,7 +130,12 @@ def test_a_script_is_told_without_folders(monkeypatch):
 
 def test_a_suite_is_read_as_it_was_measured(tmp_path):
     runner = bench.on_default_device(repeats=3, budget_s=0.01)
-    cases = Case(16, 24, 8), Case(3, 4, 5, "bfloat16", "NT", batch=2), Case(8, 8, 8, bias=True, activation="relu")
+    cases = (
+        Case(16, 24, 8),
+        Case(16, 24, 8, precision="F32_F32_F32"),
+        Case(3, 4, 5, "bfloat16", "NT", batch=2),
+        Case(8, 8, 8, bias=True, activation="relu"),
+    )
     rows = [row.to_json() for case in cases for row in runner.measure(case, ("auto", "host"))]
     rows.append({**rows[0], "kernel": "naive", "chosen": "naive", "status": "unsupported", "message": "no", "us": None})
     rows[-1] |= dict.fromkeys(("device_us", "wall_us", "ratio", "tflops", "error", "roofline_fraction"))

@@ -1,0 +1,84 @@
+"""benchmarks/precision_docs.py: docs/precision.md is what it writes, with the figures of result files."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from jaxgemm.measure import report
+
+ABOUT = {"device": "Some GPU", "date": "2026-01-02T03:04:05+00:00", "commit": "0123456789", "m": 8, "n": 16}
+
+
+@pytest.fixture
+def script(benchmark_script):
+    return benchmark_script("precision_docs")
+
+
+def test_the_page(script):
+    if script.PAGE.read_text() != script.page():
+        pytest.fail("docs/precision.md is not what is written now: run python benchmarks/precision_docs.py")
+
+
+def test_every_precision_has_a_line(script):
+    lines = script.precisions().splitlines()[2:]
+    assert [re.match(r"\| `(\w+)`", line)[1] for line in lines] == list(script.PRECISIONS) == list(script.KEEPS)
+    for name, line in zip(script.PRECISIONS, lines, strict=True):
+        assert f"{script.jaxgemm.error_bound(name, 4096):.1e}" in line
+
+
+def test_without_results_there_are_words_alone(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    page = script.page()
+    assert " on Some GPU" not in page
+    assert not re.search(r"\{|\}", page)
+    report.write(tmp_path / "nvidia-some/errors.json", {**ABOUT, "rows": []})
+    assert script.page().startswith(page)
+    assert "## Errors on Some GPU\n" in script.page()
+    report.write(tmp_path / "nvidia-some/precisions.json", {**ABOUT, "rows": []})
+    assert "## Speed on Some GPU\n" in script.page()
+
+
+def test_errors(script):
+    def row(side, data, k, error, precision="BF16_BF16_F32_X6"):
+        of = {"message": "no"} if error is None else {"error": error, "worst": 2 * error}
+        return {"precision": precision, "side": side, "kernel": "", "data": data, "k": k, **of}
+
+    rows = [
+        row("XLA", "normal", 64, 3e-7),
+        row("XLA", "uniform", 64, 1e-7),
+        row("jaxgemm", "uniform", 64, 2e-8),
+        row("jaxgemm", "uniform", 128, None),
+        row("jaxgemm", "uniform", 64, None, "F32_F32_F32"),
+    ]
+    lines = [line for line in script.of_errors({**ABOUT, "rows": rows}).splitlines() if line.startswith("|")]
+    assert lines == [
+        "| data | precision | k = 64 | k = 128 |",
+        "| --- | --- | --- | --- |",
+        "| uniform | F32_F32_F32 | - / - | - / - |",
+        "| uniform | BF16_BF16_F32_X6 | 2.0e-8 / 1.0e-7 | - / - |",
+        "| normal | BF16_BF16_F32_X6 | - / 3.0e-7 | - / - |",
+        "| precision | k = 64 | k = 128 |",
+        "| --- | --- | --- |",
+        "| F32_F32_F32 | - / - | - / - |",
+        "| BF16_BF16_F32_X6 | 4.0e-8 / 6.0e-7 | - / - |",
+    ]
+
+
+def test_speed(script, tmp_path):
+    def row(precision, us, default, cublas):
+        xla = {name: {"us": us} if us else {"message": "no"} for name, us in (("default", default), ("cublas", cublas))}
+        return {"problem": f"8x9x10 NN f32 {precision}", "kernels": {"auto": {"us": us}}, "xla": xla}
+
+    file = tmp_path / "precisions.json"
+    x3, x6, x9 = (f"BF16_BF16_F32_X{i}" for i in (3, 6, 9))
+    rows = [row(x6, 100.0, 120.0, 110.0), row("F32_F32_F32", 200.0, 250.0, 240.0), row(x3, 50.0, None, None)]
+    report.write(file, {**ABOUT, "rows": [*rows, row(x9, None, 90.0, None)]})
+    lines = script.of_speed(report.load(file)).splitlines()
+    assert [line for line in lines if line.startswith("| `")] == [
+        f"| `{x6}` | 8×9×10 | 100 | 1.10 | 2.40 |",
+        "| `F32_F32_F32` | 8×9×10 | 200 | 1.20 | 1.20 |",
+        f"| `{x3}` | 8×9×10 | 50 | - | 4.80 |",
+        f"| `{x9}` | 8×9×10 | - | - | - |",
+    ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from chain import CHAINS
 
-from jaxgemm.measure.case import Case, parse_case
+from jaxgemm.measure.case import ALGORITHMS, Case, parse_case
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,27 @@ _SGEMM: tuple[Case, ...] = (
     Case(32, 32, 32, batch=4096),
     Case(128, 128, 64, batch=256),
     *(Case(4096, 4096, 4096, layout=layout) for layout in ("NT", "TN", "TT")),
+)
+
+# fp32 at full precision: what solvers and fits have, in every layout, unaligned, in batches and of few rows.
+_FP32: tuple[Case, ...] = (
+    *(Case(n, n, n) for n in (512, 1024, 2048, 3000, 4096, 8192, 16384)),
+    Case(2047, 2049, 2051),
+    *(Case(4096, 4096, 4096, layout=layout) for layout in ("NT", "TN", "TT")),
+    Case(1024, 1024, 1024, batch=64),
+    Case(256, 256, 256, batch=256),
+    Case(16, 8192, 8192),
+    Case(128, 8192, 8192),
+    Case(512, 512, 65536),
+    Case(16384, 1024, 1024),
+    Case(8192, 8192, 256),
+    Case(4096, 4096, 4096, bias=True, activation="gelu"),
+)
+# The algorithms that have names, at a size where multiplying is what counts, and unaligned.
+_PRECISIONS: tuple[Case, ...] = tuple(
+    Case(m, n, k, precision=algorithm)
+    for algorithm in ALGORITHMS
+    for m, n, k in ((2047, 2049, 2051), (4096, 4096, 4096), (8192, 8192, 8192))
 )
 
 _BF16_SHAPES: tuple[Shape, ...] = (
@@ -311,6 +332,8 @@ RULES: dict[str, Suite] = {
 SUITES: dict[str, Suite] = {
     "smoke": Suite((Case(32, 24, 40), Case(17, 19, 23, layout="TT"), Case(8, 8, 8, batch=3)), ("auto",)),
     "sgemm": Suite(_SGEMM, ("auto", "simt")),
+    "fp32": Suite(_FP32, ("auto", "sm90", "simt")),
+    "precisions": Suite(_PRECISIONS, ("auto",)),
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),

@@ -1,0 +1,194 @@
+"""Writes docs/precision.md, with what errors.py and suite `precisions` found: python benchmarks/precision_docs.py"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jaxgemm
+from jaxgemm.choice.rules import EXACT_K, EXACT_TILES
+from jaxgemm.measure import report
+from jaxgemm.measure.case import parse_case
+from jaxgemm.precision import ARITHMETICS, arithmetics, canonical
+
+_HERE = Path(__file__).resolve().parent
+sys.path += [str(_HERE), str(_HERE / "support")]
+
+import errors  # noqa: E402
+from errors import PRECISIONS  # noqa: E402
+from performance import markdown, when  # noqa: E402
+
+RESULTS = _HERE / "results"
+PAGE = _HERE.parent / "docs/precision.md"
+Row = dict[str, Any]
+
+#: What a precision keeps of its operands and products.
+KEEPS = {
+    "highest": "24 bits",
+    "F32_F32_F32": "24 bits; every multiply-add is rounded",
+    "BF16_BF16_F32": "8 bits",
+    "BF16_BF16_F32_X3": "16 bits",
+    "BF16_BF16_F32_X6": "24 bits, without the three smallest products of parts",
+    "BF16_BF16_F32_X9": "24 bits, and all products of parts",
+    "TF32_TF32_F32_X3": "22 bits, as two parts in TF32 do",
+}
+_HIGHEST = "what should be fastest of `bf16_x6`, `plain` and XLA's product"
+_K = 4096
+
+_TEXT = """<!-- python benchmarks/precision_docs.py writes this page -->
+# Precisions of float32 products
+
+On Hopper, `sm90` multiplies float32 matrices on tensor cores of 16 bits. A splitting pass makes each number a sum of
+parts of 16 bits. Parts are multiplied with parts, the smallest products first, and sums are float32. A precision's name
+says how many products of parts there are. Each costs about what a bf16 product of that size does.
+
+{precisions}
+
+The bound is `jaxgemm.error_bound(precision, k)` at k = {k}: the b with which every element keeps |error| ≤ b·Σ|a||b| +
+2⁻¹⁴⁷·Σ(|a| + |b|) + k·2⁻¹⁴⁵. For `TF32_TF32_F32_X3` there is also 2⁻⁵⁰·(max|a|·Σ|b| + max|b|·Σ|a|), of the element's
+row and column. The bound holds in any order of additions; most errors are far smaller.
+
+`auto` takes `sm90` for these names, but for `F32_F32_F32`, on Hopper. For "highest" it weighs `bf16_x6` only where
+XLA's sums are long chains: where k is at least {exact}, and the result has {tiles} tiles of 128×128 or more. XLA's
+shorter sums, and those that it splits, may err less than sums in parts. `explain` says what it took, in the line
+`arithmetic`. On other devices `auto` leaves all of this to XLA, and `kernel="sm90"` refuses.
+
+## Which to choose
+
+"highest" is for solvers, fits, and whatever counts on float32. `TF32_TF32_F32_X3` has half as many products, and suits
+what tolerates an error of 2⁻²² in each product of two numbers, where the numbers of a row are less than 2³⁸ apart.
+`BF16_BF16_F32_X3` has as many, 16 bits, and no such limit. `BF16_BF16_F32` is for operands of which 8 bits matter, as
+in training with bf16. `BF16_BF16_F32_X9` has half as many products again as X6, and no smaller bound to speak of.
+`F32_F32_F32` is plain multiply-adds, by `simt` or XLA.
+
+## The guard
+
+float16 has few exponents. So `TF32_TF32_F32_X3` scales each row of A and each column of B by a power of two, which
+brings its largest finite number near float16's largest. Numbers keep 22 bits down to 2⁻²⁹ of that largest number, and
+13 bits down to 2⁻³⁸. If one is smaller, and not 0, the splitting pass raises a guard. That is a number in device
+memory, which the host does not read. Then the result is that of `BF16_BF16_F32_X6`. With the guard down, the kernels
+that would compute it end at once. With the guard up, the time is X6's and that of finding the scales and splitting in
+vain. Batches are X6 from the start. Each slab of k has its own guard.
+
+## Special values
+
+NaN and infinities reach the elements of their row or column, as in exact arithmetic, and no others. An element is
+finite where Σ|a||b| is below (1 − 2b) of the largest float32. With X6 and X9, A times the identity is A, bit for bit,
+for numbers from 2⁻¹²⁴ on, but for the sign of zeros. Of smaller numbers bits are lost: that is the second term of the
+bound, with 2⁻¹⁴⁰ for `BF16_BF16_F32_X3` and 2⁻¹³¹ for `BF16_BF16_F32`.
+
+## Workspace
+
+Parts take two bytes each, in scratch memory. Where they would take more than 1 GiB, k is cut into slabs, and each
+slab's products are added to the result. The option `slabs` asks for a number of slabs; too few are refused. `explain`
+says how many there are, and how large the workspace is.
+"""
+
+_ERRORS = """
+## Errors on {device}
+
+Against float64, measured {when}. Results are {m}×{n}, of sums of k products. A cell has ours / XLA's at the same
+precision: the error of all elements over the exact product, in the Frobenius norm. Data are uniform in [0, 1); normal;
+normal times 2ⁱ, with i from -20 to 20; sums that cancel but for a thousandth; and rows of a softmax times normal.
+"-" did not run.
+
+{frobenius}
+
+An element's error over its Σ|a||b|, at most, of all these data:
+
+{worst}
+"""
+_SPEED = """
+## Speed on {device}
+
+Device time, measured {when}. Of XLA's two paths the faster one counts; above 1 ours is faster.
+
+{table}
+"""
+
+
+def precisions() -> str:
+    """What each precision does to operands, what that keeps, and its bound."""
+    lines = []
+    for name in PRECISIONS:
+        least, *_ = arithmetics(canonical(name), np.dtype(np.float32))
+        does = _HIGHEST if name == "highest" else f"`{least}`: {ARITHMETICS[least] or 'multiplies them as they are'}"
+        lines.append((f"`{name}`", does, KEEPS[name], f"{jaxgemm.error_bound(name, _K):.1e}"))
+    return markdown(("precision", "what the kernel does", "keeps of each number", "bound"), lines)
+
+
+def _by_k(rows: list[Row], heads: tuple[str, ...], name: str) -> str:
+    """Ours / XLA's figure of that name, the largest there is: a line for each of what rows have under `heads`, a column
+    for each k.
+    """
+    most: dict[tuple[str, ...], dict[tuple[str, int], float]] = {}
+    for row in rows:
+        cell = most.setdefault(tuple(row[x] for x in heads), {})
+        if name in row:
+            at = row["side"], row["k"]
+            cell[at] = max(row[name], cell.get(at, 0.0))
+    ks = list(dict.fromkeys(row["k"] for row in rows))
+
+    def figure(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1e}".replace("e-0", "e-")
+
+    lines = [
+        (*key, *(" / ".join(figure(of.get((side, k))) for side in (errors.OURS, errors.XLA)) for k in ks))
+        for key, of in most.items()
+    ]
+    return markdown((*heads, *(f"k = {k}" for k in ks)), lines)
+
+
+def of_errors(content: Row) -> str:
+    """What errors.py found."""
+    kinds = list(errors.KINDS)
+    rows = sorted(content["rows"], key=lambda x: (kinds.index(x["data"]), PRECISIONS.index(x["precision"])))
+    return _ERRORS.format(
+        **{name: content[name] for name in ("device", "m", "n")},
+        when=when(content),
+        frobenius=_by_k(rows, ("data", "precision"), "error"),
+        worst=_by_k(rows, ("precision",), "worst"),
+    )
+
+
+def of_speed(content: Row) -> str:
+    """What suite `precisions` found: over XLA at the same precision, and at F32_F32_F32."""
+    xla: dict[tuple[str, str], float] = {}
+    ours: dict[tuple[str, str], float | None] = {}
+    for row in content["rows"]:
+        if row["kernel"] == "auto":
+            case = parse_case(row["problem"])
+            key = f"{case.m}×{case.n}×{case.k}", case.precision
+            ours[key] = row["us"]
+            times = [path["us"] for path in row["xla"].values() if path["us"]]
+            if times:
+                xla[key] = min(times)
+
+    def over(key: tuple[str, str], us: float | None) -> str:
+        return f"{xla[key] / us:.2f}" if us and key in xla else "-"
+
+    lines = [
+        (f"`{name}`", size, f"{us:.0f}" if us else "-", over((size, name), us), over((size, errors.SGEMM), us))
+        for (size, name), us in ours.items()
+    ]
+    columns = ("precision", "m × n × k", "`auto`, µs", "over XLA's", f"over XLA's {errors.SGEMM}")
+    return _SPEED.format(device=content["device"], when=when(content), table=markdown(columns, lines))
+
+
+def page() -> str:
+    """docs/precision.md."""
+    sections = [_TEXT.format(precisions=precisions(), k=_K, exact=EXACT_K, tiles=EXACT_TILES)]
+    for folder in sorted(RESULTS.glob("nvidia-*")):
+        for file, made in ((folder / "errors.json", of_errors), (folder / "precisions.json", of_speed)):
+            if file.exists():
+                sections.append(made(report.load(file)))
+    return "".join(sections)
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    PAGE.write_text(page())

@@ -297,12 +297,13 @@ def _composed(problem: Problem, device: Device, precision: prec.Precision) -> fl
 def computed(row: Kernel, problem: Problem, precision: prec.Precision, *, alone: bool = False) -> Problem | str:
     """The problem in an arithmetic of the kernel's that the precision allows, or why there is none.
 
-    ``alone``: a row's bits must not follow from other rows.
+    ``alone``: a row's bits must not follow from other rows. Those of a batch never do.
     """
     operand = np.dtype(jnp.dtype(problem.dtypes[0]))
+    over = prec.OF_OTHER_ROWS if alone or problem.batch != (1, 1) else ()
     known = row.arithmetics(problem.dtypes)
     for arithmetic in prec.arithmetics(precision, operand):
-        if arithmetic in known and not (alone and arithmetic in prec.OF_OTHER_ROWS):
+        if arithmetic in known and arithmetic not in over:
             return replace(problem, arithmetic=arithmetic)
     return f"kernel '{row.name}': {prec.refusal(precision, operand, known[0])}"
 
@@ -326,11 +327,12 @@ def resolve(
     reason, workspace = check(row, config, problem, device)
     if reason:
         return reason
+    raised = not alone and dict(zip(row.options, config, strict=False)).get("slabs", 0) > 0  # who asks for so few slabs
     considered = tuple(candidates(row, config, problem, device, SHOWN))
     if considered:
         config = considered[0].config
         reason, workspace = check(row, config, problem, device)
-    if not reason and workspace > MAX_WORKSPACE:
+    if not reason and workspace > MAX_WORKSPACE and not raised:
         reason = f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
     return reason or Choice(row, config, workspace, "", considered, arithmetic=problem.arithmetic)
 

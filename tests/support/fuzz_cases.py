@@ -24,6 +24,15 @@ SETS = 2
 #: How often a kernel is drawn, by its family: the ladder's are many, and sm90 is many kernels.
 WEIGHTS = {"ladder": 0.3, "sm90": 3.0}
 
+#: Those of float32 operands that sm90 has, by name.
+ALGORITHMS = (
+    "BF16_BF16_F32",
+    "BF16_BF16_F32_X3",
+    "BF16_BF16_F32_X6",
+    "BF16_BF16_F32_X9",
+    "TF32_TF32_F32_X3",
+)
+
 Batches = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -39,6 +48,7 @@ class Case:
         layout: which operand is stored transposed.
         stored: the order in which a's and b's axes lie in memory.
         traced: whether alpha is an array, and so applied outside of the kernel.
+        precision: of float32 operands; None: JAX's default, or where XLA may compute the product, "highest".
         special: what the last set of operands holds: "row" (of a, NaN), "column" (of b, infinity), "member" (of a's
             batch, NaN) or "elements" (one each); None: numbers.
         guarded: whether every buffer lies between poison.
@@ -56,6 +66,7 @@ class Case:
     bias: bool = False
     activation: str | None = None
     options: tuple[tuple[str, int], ...] = ()
+    precision: str | None = None
     batch_invariant: bool = False
     gated: bool = False
     special: str | None = None
@@ -69,7 +80,7 @@ class Case:
             text += [f"{name}_stored={axes}"] if axes != tuple(range(len(axes))) else []
         text += [f"{name}={value}" for name, value in self.options]
         text += [f"{name}={value}" for name in ("alpha", "beta") if (value := getattr(self, name)) != (name == "alpha")]
-        text += [x for x in (self.activation, self.special) if x]
+        text += [x for x in (self.activation, self.precision, self.special) if x]
         text += [name for name in ("traced", "bias", "batch_invariant", "gated", "guarded") if getattr(self, name)]
         return " ".join(text)
 
@@ -100,6 +111,8 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
         names = rng.permutation(list(row.options))[: rng.integers(1, 4)]
         free = (*cases.FREE_OPTION_VALUES, *range(4, 16))
         case = replace(case, options=tuple((str(x), int(one(rng, row.options[x] or free))) for x in sorted(names)))
+    if row and row.name == "sm90" and types[0] == "float32":
+        case = replace(case, precision=one(rng, (None, "highest", *ALGORITHMS)))
     if (row is None or row.batch_invariant or row.pins) and rng.random() < 0.1:
         case = replace(case, batch_invariant=True)
     special = None if case.integer or rng.random() < 0.7 else one(rng, ("row", "column", "member", "elements"))
@@ -193,6 +206,7 @@ def operands(case: Case, rng: np.random.Generator, *, special: bool) -> Product 
         arrays = {name: x.astype(dtype_of(case.types[0])) for name, x in arrays.items()}
         return Gated(arrays, case.activation, case.types[2], case.types[3])
     keywords = {"alpha": case.alpha, "beta": case.beta, "activation": case.activation}
+    keywords |= {"precision": case.precision} if case.precision else {}
     p = Product.random(rng, case.shape, case.types, case.layout, case.batches, bias=case.bias, **keywords)
     a, b = p.operands  # views of p's arrays
     if special and case.special and a.size and b.size:
@@ -231,7 +245,7 @@ def program(case: Case) -> Callable[[dict[str, jax.Array]], jax.Array]:
             transpose_a=case.layout[0] == "T",
             transpose_b=case.layout[1] == "T",
             bias=arrays.get("bias"),
-            precision="highest" if exact else None,
+            precision="highest" if exact else case.precision,
             batch_invariant=case.batch_invariant,
             **keywords,
             **dict(case.options),

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 import jaxgemm
+from jaxgemm import precision
 from jaxgemm.kernels import find_kernel
 
 ACTIVATIONS = {
@@ -32,12 +33,17 @@ ACTIVATIONS = {
 STEEPEST = 1.2
 
 
-def operand_eps(kernel: str, dtype: str) -> float:
-    """How far a kernel rounds operands of this type before it multiplies them, at the default precision."""
+#: How far a kernel rounds float32 operands, by what it does to them before it multiplies them.
+_ROUNDING = {"tf32": 2.0**-11, "bf16": 2.0**-8, "bf16_x3": 2.0**-15, "bf16_x6": 2.0**-23, "f16_x3": 2.0**-20}
+
+
+def operand_eps(kernel: str, dtype: str, asked: Any = None) -> float:
+    """How far a kernel rounds operands of this type before it multiplies them, at the precision that is asked for."""
     if dtype != "float32" or kernel not in {row.name for row in jaxgemm.kernels()}:
         return 0.0
-    rounding = {"tf32": 2.0**-11, "bf16_x3": 2.0**-15}
-    return max((rounding.get(x, 0.0) for x in find_kernel(kernel).arithmetics(("float32", "float32"))), default=0.0)
+    known = find_kernel(kernel).arithmetics(("float32", "float32"))
+    allowed = precision.arithmetics(precision.canonical(asked), np.dtype(np.float32))
+    return _ROUNDING.get(next((x for x in allowed if x in known), "plain"), 0.0)
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -67,6 +73,7 @@ class Product:
     c: np.ndarray | None = None
     bias: np.ndarray | None = None
     activation: str | None = None
+    precision: Any = None
     label: str = ""
 
     @classmethod
@@ -107,6 +114,7 @@ class Product:
             "transpose_b": self.layout[1] == "T",
             "activation": self.activation,
             "out_dtype": self.out,
+            "precision": self.precision,
         }
 
     @property
@@ -122,7 +130,7 @@ class Product:
         return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
 
     def call(self, arrays: dict[str, Any], kernel: str, **options: int) -> jax.Array:
-        return jaxgemm.gemm(**arrays, **self.keywords, kernel=kernel, **options)
+        return jaxgemm.gemm(**arrays, **{**self.keywords, **options}, kernel=kernel)
 
     def run(self, kernel: str, **options: int) -> np.ndarray:
         """The result, computed eagerly into recycled memory."""
@@ -172,7 +180,7 @@ class Product:
         a, b = (x.astype(np.float64) for x in self.operands)
         k = a.shape[-1]
         eps, eps_out = (float(ml_dtypes.finfo(dtype_of(t)).eps) for t in (self.accumulator, self.out))
-        eps_operand = operand_eps(kernel, self.a.dtype.name)
+        eps_operand = operand_eps(kernel, self.a.dtype.name, self.precision)
         terms = [(self.alpha * np.matmul(a, b), abs(self.alpha) * np.matmul(abs(a), abs(b)))]
         if self.c is not None and self.beta:
             c = self.beta * self.c.astype(np.float64)

@@ -1,0 +1,118 @@
+"""What precisions of float32 products promise, and who keeps it. The kernels are tested in kernels/test_planes.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+import jaxgemm
+from jaxgemm import precision
+from jaxgemm.kernels import find_kernel
+
+NAMES = ("F32_F32_F32", "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9", "TF32_TF32_F32_X3")
+needs_sm90 = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
+
+
+def choice(function, *shapes, **options):
+    operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    (product,) = jaxgemm.explain(lambda *x: function(*x, **options), *operands, platform="cuda").products
+    return product.decision.choice, str(product)
+
+
+def test_bounds_grow_with_k_and_shrink_with_parts():
+    for name in NAMES:
+        bounds = [jaxgemm.error_bound(name, k) for k in (0, 1, 64, 1000, 131072)]
+        assert bounds == sorted(bounds)
+    one, two, three, nine = (jaxgemm.error_bound(name, 64) for name in NAMES[1:5])
+    assert one > 100 * two > 100 * three > nine > 0
+    assert two > jaxgemm.error_bound("TF32_TF32_F32_X3", 64) > three
+    assert jaxgemm.error_bound("highest", 4096) >= max(jaxgemm.error_bound(x, 4096) for x in (NAMES[0], NAMES[3]))
+    assert jaxgemm.error_bound(lax.DotAlgorithmPreset.BF16_BF16_F32_X6, 7) == jaxgemm.error_bound(NAMES[3], 7)
+
+
+@pytest.mark.parametrize("name", [None, "default", "high", "TF32_TF32_F32", "F64_F64_F64", "F16_F16_F32"])
+def test_precisions_that_promise_no_bound(name):
+    if name == "high":
+        assert jaxgemm.error_bound(name, 64) == jaxgemm.error_bound("BF16_BF16_F32_X3", 64)
+        return
+    with pytest.raises(ValueError, match="promises no bound for float32 operands"):
+        jaxgemm.error_bound(name, 64)
+
+
+def test_a_bound_is_of_a_length():
+    with pytest.raises(ValueError, match="k must be at least 0, got -1"):
+        jaxgemm.error_bound("highest", -1)
+
+
+def parts(x, count):
+    """A number's parts in bfloat16, each the nearest to what the ones before it leave, as wide as they are."""
+    out, left = [], np.float64(x)
+    for _ in range(count):
+        out.append(np.float64(np.asarray(left).astype(jnp.bfloat16)))
+        left = left - out[-1]
+    return out
+
+
+numbers = st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2.0**-60)
+
+
+@given(x=numbers, y=numbers)
+def test_what_products_of_parts_leave_out(x, y):
+    """The term of the bound that does not depend on k."""
+    for name, count, most in (("bf16", 1, 1), ("bf16_x3", 2, 2), ("bf16_x6", 3, 3), ("bf16_x9", 3, 5)):
+        first, second = parts(x, count), parts(y, count)
+        total = sum(p * q for i, p in enumerate(first) for j, q in enumerate(second) if i + j < most)
+        left_out = precision._PLANES[name][1]
+        assert abs(total - np.float64(x) * np.float64(y)) <= left_out * abs(np.float64(x) * np.float64(y))
+
+
+@needs_sm90
+def test_slabs_keep_to_the_workspace():
+    """As many as 1 GiB asks for, unless fewer are asked for; a product whose bits must not follow from m has one."""
+    wide = (32768, 32768)
+    named = {"precision": "highest", "kernel": "sm90"}
+    slabs = list(find_kernel("sm90").options).index("slabs")
+    found, _ = choice(jaxgemm.gemm, wide, wide, **named)
+    assert found.config[slabs] > 8
+    assert found.workspace <= 1 << 30
+    found, _ = choice(jaxgemm.gemm, wide, wide, **named, slabs=3)
+    assert (found.config[slabs], found.workspace > 1 << 30) == (3, True)
+    with pytest.raises(jaxgemm.UnsupportedError, match="bytes of workspace, the limit is"):
+        choice(jaxgemm.gemm, wide, wide, **named, batch_invariant=True)
+    narrow = [jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)] * 2
+    with pytest.raises(jaxgemm.UnsupportedError, match="option slabs is for planes of fp32 operands"):
+        jaxgemm.explain(lambda a, b: jaxgemm.gemm(a, b, kernel="sm90", slabs=2), *narrow, platform="cuda")
+
+
+@needs_sm90
+def test_batches_are_not_scaled():
+    """Their guard would be one for all of them."""
+    scaled = {"precision": "TF32_TF32_F32_X3"}
+    assert choice(jaxgemm.matmul, (512, 512), (512, 512), **scaled)[0].arithmetic == "f16_x3"
+    assert choice(jaxgemm.matmul, (4, 512, 512), (4, 512, 512), **scaled)[0].arithmetic == "bf16_x6"
+
+
+@needs_sm90
+def test_explain_says_how_and_how_exactly():
+    for name, kernel in (("BF16_BF16_F32_X3", "sm90"), ("F32_F32_F32", "simt")):
+        found, text = choice(jaxgemm.gemm, (256, 256), (256, 256), precision=name)
+        assert found.kernel.name == kernel
+        bound = f"errors of at most {jaxgemm.error_bound(name, 256):.1e} of the sum of |a| |b|"
+        assert f"arithmetic {found.arithmetic}: multiplies float32 operands as" in text
+        assert bound in text
+
+
+@needs_sm90
+def test_kernels_refuse_algorithms_that_they_do_not_compute():
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    for kernel in ("simt", "gemv"):
+        for name in NAMES[1:]:
+            with pytest.raises(jaxgemm.UnsupportedError, match="is not one that jaxgemm's kernels compute"):
+                jaxgemm.explain(
+                    lambda a, b, n=name, k=kernel: jaxgemm.gemm(a, b, precision=n, kernel=k), x, x, platform="cuda"
+                )
+    with pytest.raises(jaxgemm.UnsupportedError, match="the kernel rounds float32 operands to bfloat16"):
+        jaxgemm.explain(lambda a, b: jaxgemm.gemm(a, b, precision="F32_F32_F32", kernel="sm90"), x, x, platform="cuda")

@@ -61,7 +61,7 @@ struct Turns {
   int warpgroup;
 
   __device__ __forceinline__ bool staggers() const {
-    return E::kIsDense && !E::kPingPong && p.schedule.one_wave;
+    return E::kIsDense && !E::kPlanes && !E::kPingPong && p.schedule.one_wave;
   }
 
   // Whether this warpgroup has unit number `turn` of the block.

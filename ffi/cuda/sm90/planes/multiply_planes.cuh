@@ -7,7 +7,7 @@ namespace jaxgemm::cuda::sm90 {
 
 // Steps that the tensor core adds up by itself. One would keep a bit more of long sums of one sign, and take
 // a quarter longer.
-constexpr int kStepsAdded = 2;
+constexpr int kStepsAdded = 1;
 
 // Of two planes that are not the first ones. Where an operand is not finite, its first plane says so, and the
 // others hold what has no meaning; what they add to such a sum is left out.
@@ -36,7 +36,7 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
   const uint64_t x_base = X::descriptor(shared.x) + row / 64 * X::kRows64;
   const uint64_t y_base = Y::descriptor(shared.y);
   StageRelease<E> release(shared, place);
-  const int last = p.plane_product_count - 1;
+  const int last = p.plane_product_count - 1, warpgroup = row / 64;
 
 #pragma unroll
   for (int e = 0; e < E::kAccumulators; ++e) acc.value[0][e] = 0.f;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
   for (int product = 0; product <= last; ++product) {
     const float scale = p.plane_products[product].scale;
     if (product == last && last > 0) drop_non_finite(acc);
-    const auto add = [&]<int kSteps>(bool first) {
+    const auto add = [&]<int kSteps>(bool first, bool end) {
       float sum[E::kAccumulators];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
@@ -53,10 +53,15 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
         ring.next();
         const uint64_t x = advance(x_base, stage * (E::kBytesX / 16));
         const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
+        // Warpgroups multiply one after the other: at the same time all would be done at the same time, and
+        // add while the tensor core has nothing to do.
+        if (warpgroup > 0 || !first) sync<NamedBarrier::kTurn>(warpgroup, kTwoWarpgroups);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < kTileK / 16; ++step)
+        for (int step = 0; step < kTileK / 16; ++step) {
           Mma::mma(sum, advance(x, step * X::kStepK16), advance(y, step * Y::kStepK16), i + step > 0);
+          if (step == kTileK / 16 - 2) wgmma_commit();
+        }
         wgmma_commit();
         if (first && i == 0) started();
         // The stage before: all four warps have begun these products together, and so are done with it.
@@ -64,6 +69,10 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
         release();
         release.hold(stage);
       }
+      // The last of its products is under way when the next warpgroup begins.
+      wgmma_wait<1>();
+      if (warpgroup + 1 < E::kConsumers || !end)
+        arrive<NamedBarrier::kTurn>((warpgroup + 1) % E::kConsumers, kTwoWarpgroups);
       wgmma_wait<0>();
       wgmma_pin(sum);
 #pragma unroll
@@ -72,8 +81,10 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
     int block = 0;
 #pragma unroll 1
     for (; block + kStepsAdded <= k_blocks; block += kStepsAdded)
-      add.template operator()<kStepsAdded>(product + block == 0);
-    if (kStepsAdded > 1 && block < k_blocks) add.template operator()<1>(product + block == 0);
+      add.template operator()<kStepsAdded>(product + block == 0,
+                                           product == last && block + kStepsAdded >= k_blocks);
+    if (kStepsAdded > 1 && block < k_blocks)
+      add.template operator()<1>(product + block == 0, product == last);
   }
   issued();
   sync<NamedBarrier::kOwn>(row / 64, 128);  // all four warps are done with the last stage

@@ -196,6 +196,21 @@ def error_bound(precision: Precision, k: int) -> float:
     return max(bound_of(arithmetic, k) or 0.0 for arithmetic in allowed)
 
 
+def products_of(arithmetic: str) -> int:
+    """How many products of parts of 16 bits make one of float32; 0 for what is no arithmetic of parts."""
+    return _PLANES[arithmetic][0] if arithmetic in _PLANES else 0
+
+
+def floored(precision: Precision, operand: np.dtype) -> str:
+    """What the least time of a product is that of, as jaxgemm/roofline.py takes it: an arithmetic of parts, "highest"
+    for full fp32, or "default".
+    """
+    named = emulated(precision, operand)
+    if products_of(named):
+        return named
+    return "highest" if wants_full_fp32(precision) else "default"
+
+
 def bound_of(arithmetic: str, k: int) -> float | None:
     """``error_bound`` of one of the ``ARITHMETICS`` for float32 operands; None where it has none."""
     if arithmetic == "plain":

@@ -48,8 +48,8 @@ _EMULATED = {
     lax.DotAlgorithmPreset.BF16_BF16_F32_X9: "bf16_x9",
     lax.DotAlgorithmPreset.TF32_TF32_F32_X3: "f16_x3",
 }
-#: How many products of parts in bfloat16 an algorithm adds up, as ``lax.DotAlgorithm`` counts them.
-_PRODUCTS = {1: "bf16", 3: "bf16_x3", 6: "bf16_x6", 9: "bf16_x9"}
+#: The names of those that multiply parts of 16 bits.
+BY_PARTS = tuple(preset.name for preset, arithmetic in _EMULATED.items() if "16" in arithmetic)
 
 
 def canonical(precision: Precision) -> Precision:
@@ -115,12 +115,11 @@ def emulated(precision: Precision, operand: np.dtype) -> str:
         return ""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return _EMULATED.get(precision, "")
-    bf16 = np.dtype(jnp.bfloat16)
-    asked = lax.DotAlgorithm(
-        bf16, bf16, np.dtype(np.float32), num_primitive_operations=precision.num_primitive_operations
-    )
+    bf16, products = np.dtype(jnp.bfloat16), precision.num_primitive_operations
+    asked = lax.DotAlgorithm(bf16, bf16, np.dtype(np.float32), num_primitive_operations=products)
     alike = precision._replace(allow_imprecise_accumulation=False) == asked
-    return _PRODUCTS.get(precision.num_primitive_operations, "") if alike else ""
+    named = "bf16" if products == 1 else f"bf16_x{products}"
+    return named if alike and named in ARITHMETICS else ""
 
 
 def arithmetics(precision: Precision, operand: np.dtype) -> tuple[str, ...]:

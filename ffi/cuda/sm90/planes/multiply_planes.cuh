@@ -5,8 +5,8 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Steps that the tensor core adds up by itself. One would keep a bit more of long sums of one sign, and take
-// a quarter longer.
+// Steps that the tensor core adds up by itself. Fewer would lose less to what it cuts off, and have the
+// warpgroups add more often.
 constexpr int kStepsAdded = 2;
 
 // Of two planes that are not the first ones. Where an operand is not finite, its first plane says so, and the

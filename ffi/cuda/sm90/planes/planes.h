@@ -2,8 +2,8 @@
 //
 // Each operand becomes a sum of planes, matrices of 16 bits, and the product a sum of products of two planes,
 // which the engine multiplies as it does any. Products with the same factor are a band. Small bands come
-// first, so that each is added up among its like, and the sum of every step is added to sums in registers of
-// their own (multiply_planes.cuh), as the tensor core cuts each addition off.
+// first, so that each is added up among its like, and the sum of every two steps is added to sums in
+// registers of their own (multiply_planes.cuh), as the tensor core cuts each addition off.
 //
 // Planes of bf16. Of x/2 the first plane p0 is the nearest bf16; of what is left, times 2^8, the second, p1;
 // and so on:

@@ -24,6 +24,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from jaxgemm import precision
 from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.measure import configurations, report
 from jaxgemm.measure.configurations import Product
@@ -33,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 import cost_constants
 
 _ROOT = Path(__file__).resolve().parent.parent
-_MODEL = ("ffi/cuda/sm90/cost.cc", "ffi/cuda/sm90/store_path.cc")
+_MODEL = ("ffi/cuda/sm90/cost.cc", "ffi/cuda/sm90/store_path.cc", "ffi/cuda/sm90/planes/slabs.cc")
 _TABLE = _ROOT / "benchmarks/results/sm90_configurations.json"
 _SOURCE = "nvidia-h200/fit"
 _FITTED = KNOWN_DEVICES["NVIDIA H200"]  # whose rates the constants are
@@ -46,6 +49,7 @@ _SMALL = 8.0
 #: What is compiled behind the model. A timing is a configuration's options as the row names them, and microseconds.
 CODE = r"""
 #include "options.h"
+#include "planes/slabs.h"
 
 namespace {
 using namespace jaxgemm;
@@ -73,7 +77,7 @@ extern "C" {
 double* constants() { return fitted; }
 
 void add_product(int64_t m, int64_t n, int64_t k, int64_t batch, int a_transposed, int b_transposed, int bias,
-                 int activation, int multiprocessors, double bandwidth) {
+                 int activation, int arithmetic, int multiprocessors, double bandwidth) {
   Product& product = products.emplace_back();
   product.machine = {multiprocessors, bandwidth};
   GemmProblem& p = product.problem;
@@ -83,6 +87,10 @@ void add_product(int64_t m, int64_t n, int64_t k, int64_t batch, int a_transpose
   p.d = DType::kBF16;
   p.has_bias = bias != 0;
   p.activation = static_cast<Activation>(activation);
+  p.arithmetic = static_cast<Arithmetic>(arithmetic);
+  if (!of_planes(p)) return;
+  p.a.dtype = p.b.dtype = p.d = DType::kF32;
+  p = slab_problem(p, slabs_of(p), 0, plane_arithmetic(p));
 }
 
 int option_count() { return kOptionCount; }
@@ -93,7 +101,9 @@ int add_timing(const int64_t* options, double us) {
   GemmProblem p = product.problem;
   p.config = {options, kOptionCount};
   for (int tile = 0; tile < kTileCount; ++tile) {
-    if (!kTiles[tile].has_addend() || !options_allow(p, {.tile = tile}, {Scope::kTile})) continue;
+    const TileConfig& t = kTiles[tile];
+    if (!t.is_dense() || t.gated != Axis::kNone || t.planes != of_planes(p)) continue;
+    if (!options_allow(p, {.tile = tile}, {Scope::kTile})) continue;
     const auto value = [&](OptionPlace option) { return static_cast<int>(fixed(p, option)); };
     product.timings.push_back({{tile, value("cluster_m"), value("cluster_n"), value("split_k"), value("swap") == 2,
                                 value("walk_height"), Grid(value("grid")), Reduction(value("reduction"))},
@@ -145,7 +155,8 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
     source.write_text("".join((_ROOT / file).read_text() for file in _MODEL) + CODE)
     # The model includes the file of this name that lies beside it.
     (folder / cost_constants.FILE.name).write_text(cost_constants.variables(constants))
-    flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", f"-I{(_ROOT / _MODEL[0]).parent}"]
+    folders = dict.fromkeys(f"-I{(_ROOT / file).parent}" for file in _MODEL)
+    flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", *folders]
     compiler = shutil.which("g++")
     if compiler is None:
         raise RuntimeError("g++ is not on the PATH: the model is compiled here")
@@ -154,7 +165,7 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
         raise RuntimeError(f"the model did not compile:\n{done.stderr[-2000:]}")
     model = ctypes.CDLL(str(library))
     model.constants.restype = ctypes.POINTER(ctypes.c_double)
-    model.add_product.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_int] * 5 + [ctypes.c_double]
+    model.add_product.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_int] * 6 + [ctypes.c_double]
     model.add_timing.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_double]
     model.expect.argtypes, model.expect.restype = [ctypes.c_int64] * 2, ctypes.c_double
     model.loss.argtypes, model.loss.restype = [ctypes.c_double, ctypes.POINTER(ctypes.c_double)], ctypes.c_double
@@ -162,6 +173,7 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
 
 
 _ACTIVATIONS = {name: number for number, name in enumerate((None, *ACTIVATIONS))}  # as ffi/activation.h counts them
+_ARITHMETICS = {name: number for number, name in enumerate(precision.ARITHMETICS)}  # as ffi/dtype.h does
 
 
 def load(model: ctypes.CDLL, products: Sequence[Product], device: DeviceLimits = _FITTED) -> list[list[float]]:
@@ -174,8 +186,15 @@ def load(model: ctypes.CDLL, products: Sequence[Product], device: DeviceLimits =
     for case, timed in ((product.case, product.timed) for product in products):
         transposed = [int(letter == "T") for letter in case.layout]
         epilogue = int(case.bias), _ACTIVATIONS[case.activation]
+        named = (
+            precision.emulated(precision.canonical(case.jax_precision), np.dtype(case.dtype))
+            if case.dtype == "float32"
+            else ""
+        )
         extents = case.m, case.n, case.k, case.batch or 1
-        model.add_product(*extents, *transposed, *epilogue, device.multiprocessors, device.bandwidth)
+        model.add_product(
+            *extents, *transposed, *epilogue, _ARITHMETICS[named or "plain"], device.multiprocessors, device.bandwidth
+        )
         times = [us for config, us in timed if us and model.add_timing(row(*config), us)]
         if times:
             found.append(times)

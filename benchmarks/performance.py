@@ -272,8 +272,7 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
         "the products and its collective, forward only; overlapped forms exchange chunks beside products. Wall time\n"
         "of calls in a row. With 28672 features `jaxgemm auto` leaves all products to XLA and gave the bits of\n"
         "jnp.dot: its ratios show how far apart the same products come out. 28674 features are no multiple of 8, nor\n"
-        "are the 14337 of a device: rows are unaligned. Of 512 tokens products should take less than half the time;\n"
-        "exchanges, gelu and the host's dispatch are the rest.",
+        "are the 14337 of a device: rows are unaligned.",
         parallel,
     ),
     (

@@ -84,8 +84,8 @@ bound, with 2⁻¹⁴⁰ for `BF16_BF16_F32_X3` and 2⁻¹³¹ for `BF16_BF16_F3
 ## Workspace
 
 Parts take two bytes each, in scratch memory. Where they would take more than 1 GiB, k is cut into slabs, and each
-slab's products are added to the result. The option `slabs` asks for a number of slabs: fewer take more memory,
-and a little less time. `explain` says how many there are, and how large the workspace is.
+slab's products are added to the result. The option `slabs` asks for a number of slabs: fewer take more memory.
+`explain` says how many there are, and how large the workspace is.
 """
 
 _ERRORS = """

@@ -3,6 +3,7 @@
     python benchmarks/regret.py --seed 7 --seconds 300
     python benchmarks/regret.py --suite unseen --kernel sm90
     python benchmarks/regret.py --kinds 4 --walks 6
+    python benchmarks/regret.py --kinds 3,4,8 --precision BF16_BF16_F32_X6
 
 Products are a suite's, or drawn at random as those of suites survey and small are. Of each the best configurations by
 the model are timed, and of the others, up to --within times as long as the best, some of every tile; with --walks the
@@ -22,17 +23,19 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxgemm.choice.select import Candidate, candidates
+from jaxgemm.choice.select import Candidate, candidates, check, computed
 from jaxgemm.kernels import Device, Kernel, default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, configurations, report
-from jaxgemm.measure.case import Case, make_inputs
+from jaxgemm.measure.case import ALGORITHMS, Case, make_inputs
 from jaxgemm.measure.configurations import LAUNCH, Product
+from jaxgemm.precision import canonical
 from jaxgemm.problem import Problem
 from jaxgemm.tuning import slug
 
@@ -61,6 +64,7 @@ def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--seed", type=int, default=1, help="of random products and configurations (default 1)")
     parser.add_argument("--each", type=int, default=40, help="random products of a kind, at most (default 40)")
     parser.add_argument("--kinds", default="", help="numbers of the kinds in shapes.py to draw from (default all)")
+    parser.add_argument("--precision", choices=ALGORITHMS, help="random products are of fp32, by this algorithm")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other product is begun")
     parser.add_argument("--best", type=int, default=10, help="configurations by the model's order (default 10)")
     parser.add_argument("--others", type=int, default=14, help="of the rest (default 14)")
@@ -80,6 +84,8 @@ def main() -> int:
             raise ValueError(f"kernel '{row.name}' has one walk over its tiles")
         kinds = [int(i) for i in options.kinds.split(",")] if options.kinds else None
         cases = SUITES[options.suite].cases if options.suite else drawn(options.each, options.seed, kinds)
+        if options.precision:
+            cases = tuple(replace(case, dtype="float32", precision=options.precision) for case in cases)
     except ValueError as error:
         parser.error(str(error))
     runner = bench.on_default_device(repeats=15, budget_s=0.05)
@@ -101,9 +107,8 @@ def main() -> int:
             if time.monotonic() - began > options.seconds:
                 break
             step(str(case))
-            problem = problem_of(case)
-            weighed = [] if problem is None else candidates(row, (), problem, device)
-            if problem is not None and weighed:
+            weighed, problem = _weighed(row, case, device)
+            if problem is not None:
                 timed = _some(row, weighed, draw, options.best, options.others, options.within)
                 if options.walks:
                     walked = _by_other_walks(row, timed[: options.walks], problem, device)
@@ -115,6 +120,16 @@ def main() -> int:
         save()
     _print([x for x in found if x.product.loss])
     return 0 if found and all(x.product.loss for x in found) else 1
+
+
+def _weighed(row: Kernel, case: Case, device: Device) -> tuple[list[Candidate], Problem | None]:
+    """The kernel's configurations for a product, and the problem that they are of; None where it weighs none."""
+    asked = problem_of(case)
+    problem = None if asked is None else computed(row, asked, canonical(case.jax_precision))
+    if problem is None or isinstance(problem, str) or check(row, (), problem, device)[0]:
+        return [], None
+    found = candidates(row, (), problem, device)
+    return found, problem if found else None
 
 
 def _some(

@@ -48,8 +48,8 @@ _EMULATED = {
     lax.DotAlgorithmPreset.BF16_BF16_F32_X9: "bf16_x9",
     lax.DotAlgorithmPreset.TF32_TF32_F32_X3: "f16_x3",
 }
-#: How many products of parts in bfloat16 an algorithm adds up, as ``lax.DotAlgorithm`` counts them.
-_PRODUCTS = {1: "bf16", 3: "bf16_x3", 6: "bf16_x6", 9: "bf16_x9"}
+#: The names of those that multiply parts of 16 bits.
+BY_PARTS = tuple(preset.name for preset, arithmetic in _EMULATED.items() if "16" in arithmetic)
 
 
 def canonical(precision: Precision) -> Precision:
@@ -115,12 +115,11 @@ def emulated(precision: Precision, operand: np.dtype) -> str:
         return ""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return _EMULATED.get(precision, "")
-    bf16 = np.dtype(jnp.bfloat16)
-    asked = lax.DotAlgorithm(
-        bf16, bf16, np.dtype(np.float32), num_primitive_operations=precision.num_primitive_operations
-    )
+    bf16, products = np.dtype(jnp.bfloat16), precision.num_primitive_operations
+    asked = lax.DotAlgorithm(bf16, bf16, np.dtype(np.float32), num_primitive_operations=products)
     alike = precision._replace(allow_imprecise_accumulation=False) == asked
-    return _PRODUCTS.get(precision.num_primitive_operations, "") if alike else ""
+    named = "bf16" if products == 1 else f"bf16_x{products}"
+    return named if alike and named in ARITHMETICS else ""
 
 
 def arithmetics(precision: Precision, operand: np.dtype) -> tuple[str, ...]:
@@ -163,9 +162,9 @@ _PLANES = {
 }
 _ROUNDING = 2.0**-24
 #: A tensor core adds 16 products to a sum at a time, and cuts 17 numbers off at 2^-25 of the largest and the sum at its
-#: 24th bit. It adds up so many products; such sums are then added up, rounded. Where k is split, it may be fewer.
-_STEP_K, _ADDED_K = 64, 128
-_STEP_ERROR = _ADDED_K / 16 * (17 * 2.0**-25 + 2.0**-23)
+#: 24th bit. It adds up the products of one step; such sums are then added up, rounded.
+_STEP_K = 64
+_STEP_ERROR = _STEP_K / 16 * (17 * 2.0**-25 + 2.0**-23)
 #: What halves of parts add up to beside Σ|a||b|, at most.
 _PARTS = 1 + 2.0**-7
 
@@ -194,6 +193,21 @@ def error_bound(precision: Precision, k: int) -> float:
     if not allowed or "tf32" in allowed:
         raise ValueError(f"error_bound: precision {precision} promises no bound for float32 operands")
     return max(bound_of(arithmetic, k) or 0.0 for arithmetic in allowed)
+
+
+def products_of(arithmetic: str) -> int:
+    """How many products of parts of 16 bits make one of float32; 0 for what is no arithmetic of parts."""
+    return _PLANES[arithmetic][0] if arithmetic in _PLANES else 0
+
+
+def floored(precision: Precision, operand: np.dtype) -> str:
+    """What the least time of a product is that of, as jaxgemm/roofline.py takes it: an arithmetic of parts, "highest"
+    for full fp32, or "default".
+    """
+    named = emulated(precision, operand)
+    if products_of(named):
+        return named
+    return "highest" if wants_full_fp32(precision) else "default"
 
 
 def bound_of(arithmetic: str, k: int) -> float | None:

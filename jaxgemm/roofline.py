@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from jaxgemm.dtypes import ELEMENT_TYPES
+from jaxgemm.precision import products_of
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,10 @@ def compute_unit(dtype: str, precision: str = "default", arch: int = 0) -> str:
     """The fastest unit of this architecture that multiplies operands of this type at this precision; "" for none.
 
     fp32 at precision "highest" is held against plain fp32 arithmetic: that is the promise made, even though a
-    kernel that assembles fp32 from 16-bit tensor products can pass this line.
+    kernel that assembles fp32 from 16-bit tensor products can pass this line. An arithmetic of parts of 16 bits, by its
+    name in :data:`jaxgemm.precision.ARITHMETICS`, is held against what multiplies these.
     """
-    t = ELEMENT_TYPES[dtype]
+    t = ELEMENT_TYPES["bfloat16" if products_of(precision) else dtype]
     rates = RATES[arch].tensor if arch in RATES else {}
     rounds = t.tensor == "tf32" and precision != "default"
     if t.plain and (rounds or t.tensor not in rates):
@@ -198,5 +200,5 @@ def least(operations: float, moved: int, *, limits: DeviceLimits, a: str, precis
     peak = limits.peak(unit)
     if peak is None or limits.bandwidth <= 0:
         return None
-    compute, memory = operations / peak, moved / limits.bandwidth
+    compute, memory = operations * max(1, products_of(precision)) / peak, moved / limits.bandwidth
     return Floor(max(compute, memory), "compute" if compute >= memory else "memory", unit)

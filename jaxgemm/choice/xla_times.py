@@ -54,7 +54,9 @@ _FP32_TILE = 64
 _MULTIPROCESSORS = 132
 _FP32_LAUNCH_US = 2.0
 _FP32_PRODUCTS_PER_US = 20.8e6
-_FP32_ALIGNED_PER_US = 26e6  # of aligned rows, by larger tiles
+_FP32_ALIGNED_PER_US = (
+    26e6  # of aligned rows, by larger tiles: the most that benchmarks/results/nvidia-h200/sgemm.json has
+)
 _FP32_BYTES_PER_US = 2.3e6
 _FP32_TILE_K = 14  # what a tile takes beside its sums, as if they were so much longer
 
@@ -95,10 +97,7 @@ def microseconds(problem: Problem) -> float | None:
 
 def fp32_microseconds(problem: Problem) -> float:
     """The least time that XLA's product of fp32 at full precision takes, of aligned rows."""
-    m, n, k = problem.m, problem.n, problem.k
-    return _FP32_LAUNCH_US + prod(problem.batch) * max(
-        m * n * k / _FP32_ALIGNED_PER_US, 4 * (m * k + k * n + m * n) / _FP32_BYTES_PER_US
-    )
+    return _fp32(problem, prod(problem.batch) * problem.m * problem.n * problem.k, _FP32_ALIGNED_PER_US)
 
 
 def unaligned(problem: Problem) -> bool:
@@ -157,11 +156,14 @@ def _fp32_tiles(problem: Problem) -> int:
 
 
 def _unaligned_fp32(problem: Problem) -> float:
-    m, n, k = problem.m, problem.n, problem.k
     tiles = max(_fp32_tiles(problem), _MULTIPROCESSORS)
+    return _fp32(problem, tiles * _FP32_TILE**2 * (problem.k + _FP32_TILE_K), _FP32_PRODUCTS_PER_US)
+
+
+def _fp32(problem: Problem, products: int, per_us: float) -> float:
+    m, n, k = problem.m, problem.n, problem.k
     traffic = 4 * prod(problem.batch) * (m * k + k * n + m * n)
-    arithmetic = tiles * _FP32_TILE**2 * (k + _FP32_TILE_K)
-    return _FP32_LAUNCH_US + max(arithmetic / _FP32_PRODUCTS_PER_US, traffic / _FP32_BYTES_PER_US)
+    return _FP32_LAUNCH_US + max(products / per_us, traffic / _FP32_BYTES_PER_US)
 
 
 def _unaligned_16bit(problem: Problem) -> float:

@@ -14,19 +14,13 @@ import numpy.typing as npt
 import jaxgemm
 from jaxgemm.dtypes import ELEMENT_TYPES, OPERANDS
 from jaxgemm.epilogue import ACTIVATIONS
+from jaxgemm.precision import BY_PARTS
 
 #: What ``--dtype`` takes, short and long.
 DTYPES = {ELEMENT_TYPES[name].short: name for name in OPERANDS}
 LAYOUTS = ("NN", "NT", "TN", "TT")
 #: Algorithms for fp32 operands, by JAX's names.
-ALGORITHMS = (
-    "F32_F32_F32",
-    "BF16_BF16_F32",
-    "BF16_BF16_F32_X3",
-    "BF16_BF16_F32_X6",
-    "BF16_BF16_F32_X9",
-    "TF32_TF32_F32_X3",
-)
+ALGORITHMS = ("F32_F32_F32", *BY_PARTS)
 PRECISIONS = ("default", "highest", *ALGORITHMS)
 
 _SAMPLED_ROWS = 64

@@ -135,7 +135,7 @@ def of_problem(
             b=b,
             d=d,
             batch=problem.batch[0] * problem.batch[1],
-            precision="highest" if prec.wants_full_fp32(params["precision"]) else "default",
+            precision=prec.floored(params["precision"], np.dtype(avals[0].dtype)),
             weights=weights,
         )
     result = problem.dtypes[2] if problem is not None else np.dtype(params["preferred_element_type"]).name

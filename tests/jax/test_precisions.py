@@ -11,8 +11,9 @@ from jax import lax
 import jaxgemm
 from jaxgemm import precision
 from jaxgemm.kernels import find_kernel
+from jaxgemm.measure.case import ALGORITHMS
 
-NAMES = ("F32_F32_F32", "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9", "TF32_TF32_F32_X3")
+NAMES = ALGORITHMS
 needs_sm90 = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
 
 
@@ -29,15 +30,14 @@ def test_bounds_grow_with_k_and_shrink_with_parts():
     one, two, three, nine = (jaxgemm.error_bound(name, 64) for name in NAMES[1:5])
     assert one > 100 * two > 100 * three > nine > 0
     assert two > jaxgemm.error_bound("TF32_TF32_F32_X3", 64) > three
+    # "high" allows two parts or plain sums, whichever errs more.
+    assert jaxgemm.error_bound("high", 64) == two
     assert jaxgemm.error_bound("highest", 4096) >= max(jaxgemm.error_bound(x, 4096) for x in (NAMES[0], NAMES[3]))
     assert jaxgemm.error_bound(lax.DotAlgorithmPreset.BF16_BF16_F32_X6, 7) == jaxgemm.error_bound(NAMES[3], 7)
 
 
-@pytest.mark.parametrize("name", [None, "default", "high", "TF32_TF32_F32", "F64_F64_F64", "F16_F16_F32"])
+@pytest.mark.parametrize("name", [None, "default", "TF32_TF32_F32", "F64_F64_F64", "F16_F16_F32"])
 def test_precisions_that_promise_no_bound(name):
-    if name == "high":
-        assert jaxgemm.error_bound(name, 64) == jaxgemm.error_bound("BF16_BF16_F32_X3", 64)
-        return
     with pytest.raises(ValueError, match="promises no bound for float32 operands"):
         jaxgemm.error_bound(name, 64)
 
@@ -116,3 +116,47 @@ def test_kernels_refuse_algorithms_that_they_do_not_compute():
                 )
     with pytest.raises(jaxgemm.UnsupportedError, match="the kernel rounds float32 operands to bfloat16"):
         jaxgemm.explain(lambda a, b: jaxgemm.gemm(a, b, precision="F32_F32_F32", kernel="sm90"), x, x, platform="cuda")
+
+
+def arithmetics(function, *shapes, **options):
+    operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    products = jaxgemm.explain(lambda *x: function(*x, **options), *operands, platform="cuda").products
+    return [product.decision.choice.arithmetic for product in products]
+
+
+SQUARE = (4096, 4096)
+
+
+@needs_sm90
+def test_every_product_of_a_program_has_the_precision():
+    """Gradients, gated pairs, vmap, scan and remat; what `override` makes of a function that knows nothing of it."""
+
+    def layer(x, w):
+        return jnp.tanh(jaxgemm.gemm(x, w, precision="highest"))
+
+    def loss(x, w):
+        return jax.grad(lambda x, w: jnp.sum(jax.checkpoint(layer)(x, w)), (0, 1))(x, w)
+
+    assert arithmetics(loss, SQUARE, SQUARE) == ["bf16_x6"] * 4  # forward, once more, and two gradients
+    assert arithmetics(jaxgemm.gated_gemm, SQUARE, SQUARE, SQUARE, precision="highest") == ["bf16_x6"] * 2
+    assert arithmetics(jax.vmap(layer), (3, *SQUARE), (3, *SQUARE)) == ["bf16_x6"]
+    assert arithmetics(lambda x, w: jax.lax.scan(lambda x, _: (layer(x, w), None), x, length=3), SQUARE, SQUARE) == [
+        "bf16_x6"
+    ]
+    plain = lambda x, w: jnp.sin(x @ w) @ w  # noqa: E731
+    for asked, arithmetic in (("highest", "bf16_x6"), ("TF32_TF32_F32_X3", "f16_x3"), (None, "plain")):
+        assert arithmetics(jaxgemm.override(plain, precision=asked), SQUARE, SQUARE) == [arithmetic] * 2
+
+
+@needs_sm90
+@pytest.mark.parametrize("name", ["highest", *NAMES[1:]])
+def test_programs_are_lowered_and_exported(name):
+    operands = [jax.ShapeDtypeStruct(SQUARE, jnp.float32)] * 2
+    function = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision=name))
+    arithmetic = precision.arithmetics(precision.canonical(name), np.dtype(np.float32))[0]
+    text = function.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    assert f'arithmetic = "{arithmetic}"' in text
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("jaxgemm_gemm")]
+    exported = jax.export.export(function, platforms=["cuda"], disabled_checks=allowed)(*operands)
+    assert arithmetic in exported.mlir_module()
+    assert jax.export.deserialize(exported.serialize()).in_avals == exported.in_avals

@@ -16,6 +16,7 @@ import numpy as np
 from oracle import Gated, Product, coarser, compare, dtype_of, finite, operand_eps, poison
 
 import jaxgemm
+from jaxgemm.precision import BY_PARTS
 
 #: Multiplications of a product at most, so that the oracle takes well under a second, and elements of an array.
 MOST, LARGEST = 3e8, 4e6
@@ -23,15 +24,6 @@ MOST, LARGEST = 3e8, 4e6
 SETS = 2
 #: How often a kernel is drawn, by its family: the ladder's are many, and sm90 is many kernels.
 WEIGHTS = {"ladder": 0.3, "sm90": 3.0}
-
-#: Those of float32 operands that sm90 has, by name.
-ALGORITHMS = (
-    "BF16_BF16_F32",
-    "BF16_BF16_F32_X3",
-    "BF16_BF16_F32_X6",
-    "BF16_BF16_F32_X9",
-    "TF32_TF32_F32_X3",
-)
 
 Batches = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -112,7 +104,7 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
         free = (*cases.FREE_OPTION_VALUES, *range(4, 16))
         case = replace(case, options=tuple((str(x), int(one(rng, row.options[x] or free))) for x in sorted(names)))
     if row and row.name == "sm90" and types[0] == "float32":
-        case = replace(case, precision=one(rng, (None, "highest", *ALGORITHMS)))
+        case = replace(case, precision=one(rng, (None, "highest", *BY_PARTS)))
     if (row is None or row.batch_invariant or row.pins) and rng.random() < 0.1:
         case = replace(case, batch_invariant=True)
     special = None if case.integer or rng.random() < 0.7 else one(rng, ("row", "column", "member", "elements"))

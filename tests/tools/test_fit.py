@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from jaxgemm.choice.select import candidates
+from jaxgemm.choice.select import candidates, computed
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure import configurations
 from jaxgemm.measure.case import Case
 from jaxgemm.measure.configurations import Product, Table
+from jaxgemm.precision import canonical
 
 ROW = find_kernel("sm90")
 CASES = (
@@ -22,6 +23,8 @@ CASES = (
     Case(300, 520, 72, "bfloat16", "TN", batch=12),
     Case(513, 257, 1001, "bfloat16"),
     Case(256, 2048, 512, "bfloat16", bias=True, activation="silu"),
+    Case(1000, 700, 2100, precision="BF16_BF16_F32_X6"),
+    Case(96, 300, 500, batch=5, precision="TF32_TF32_F32_X3"),
 )
 
 
@@ -53,7 +56,8 @@ def written(file, products, device="NVIDIA H200"):
 
 
 def weighed(benchmark_script, case):
-    return candidates(ROW, (), benchmark_script("tune").problem_of(case), H200)[:40]
+    problem = computed(ROW, benchmark_script("tune").problem_of(case), canonical(case.jax_precision))
+    return candidates(ROW, (), problem, H200)[:40]
 
 
 @pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")

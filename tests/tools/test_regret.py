@@ -88,3 +88,12 @@ def test_it_refuses_nonsense(script, monkeypatch, capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         run(script, monkeypatch, *arguments)
     assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
+def test_it_weighs_the_arithmetic_that_a_precision_asks_for(script):
+    row = find_kernel("sm90")
+    found, problem = script._weighed(row, Case(1000, 700, 2100, precision="BF16_BF16_F32_X6"), H200)
+    assert found
+    assert problem.arithmetic == "bf16_x6"
+    assert script._weighed(row, Case(1000, 700, 2100, precision="F32_F32_F32"), H200) == ([], None)

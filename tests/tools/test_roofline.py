@@ -62,6 +62,13 @@ def test_batches_add_up_and_types_count_their_own_bytes():
     assert many.seconds == pytest.approx(1024 * one.seconds)
 
 
+def test_parts_are_multiplied_as_often_as_there_are_products_of_them():
+    one, six = (roofline.floor(4096, 4096, 4096, limits=H200, a="float32", precision=x) for x in ("bf16", "bf16_x6"))
+    narrow = roofline.floor(4096, 4096, 4096, limits=H200, a="bfloat16", d="float32")
+    assert six.seconds == 6 * one.seconds == 6 * narrow.seconds
+    assert (six.bound, six.unit) == ("compute", "16-bit tensor")
+
+
 @pytest.mark.parametrize(
     ("dtype", "precision", "arch", "unit"),
     [
@@ -71,6 +78,8 @@ def test_batches_add_up_and_types_count_their_own_bytes():
         ("float64", "default", 90, "fp64 tensor"),
         ("float64", "default", 89, "fp64"),
         ("bfloat16", "highest", 90, "16-bit tensor"),
+        ("float32", "bf16_x6", 90, "16-bit tensor"),
+        ("float32", "f16_x3", 80, "16-bit tensor"),
         ("uint8", "default", 80, "8-bit tensor"),
         ("float64", "default", 999, "fp64"),
         ("int32", "default", 90, ""),

@@ -21,7 +21,8 @@
 // nvidia-h200's fit, present_fit, odd_fit and finished_fit, of which the last has unaligned results with a
 // bias; what clusters, copies, unaligned results and tiles of every eighth row take was fitted to odd_fit
 // too. The rates are an H200's, and memory's is scaled to the machine's. Constants absorb what the model
-// leaves out, so they are not the machine's rates.
+// leaves out, so they are not the machine's rates. Those of planes (kPlane, kSplit) are estimates: the table
+// has no timings of planes.
 #include "cost.h"
 
 #include <algorithm>

@@ -27,7 +27,7 @@ constexpr Pin kPins[] = {
     {"split_k", 1}, {"walk_height", 0}, {"unaligned", 0}, {"every_eighth", 1}, {"slabs", 1}};
 
 // And of fp32 operands, in planes of 16 bits.
-constexpr TypeRule of_planes(Arithmetic arithmetic) {
+constexpr TypeRule fp32_rule(Arithmetic arithmetic) {
   return {DType::kF32, DType::kF32, DType::kF32, arithmetic};
 }
 constexpr auto kTypes = [] {
@@ -36,7 +36,7 @@ constexpr auto kTypes = [] {
   size_t i = std::size(k16BitTypes);
   for (const Arithmetic x :
        {Arithmetic::kBf16, Arithmetic::kBf16X3, Arithmetic::kBf16X6, Arithmetic::kBf16X9, Arithmetic::kF16X3})
-    types[i++] = of_planes(x);
+    types[i++] = fp32_rule(x);
   return types;
 }();
 

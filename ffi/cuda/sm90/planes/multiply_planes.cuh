@@ -5,10 +5,6 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Steps that the tensor core adds up by itself. One would keep a bit more of long sums of one sign, and take
-// a quarter longer.
-constexpr int kStepsAdded = 1;
-
 // Of two planes that are not the first ones. Where an operand is not finite, its first plane says so, and the
 // others hold what has no meaning; what they add to such a sum is left out.
 template <typename E>
@@ -22,8 +18,8 @@ __device__ __forceinline__ void drop_non_finite(Accumulators<E>& sum) {
 }
 
 // acc = the sum of all products of planes, over `k_blocks` steps each. The tensor core adds up the products
-// of kStepsAdded steps, cutting each addition off; such sums are then added to `acc`, rounded. Meanwhile
-// the tensor core works for the other warpgroups. Hooks as those of multiply().
+// of one step, cutting each addition off; such sums are then added to `acc`, rounded. Warpgroups multiply one
+// after the other: each adds while the tensor core works for the others. Hooks as those of multiply().
 template <typename E, typename Started, typename Issued>
 __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const typename E::Parameters& p,
                                                 const SharedLayout<E>& shared, const ClusterPlace& place,
@@ -44,31 +40,27 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
   for (int product = 0; product <= last; ++product) {
     const float scale = p.plane_products[product].scale;
     if (product == last && last > 0) drop_non_finite(acc);
-    const auto add = [&]<int kSteps>(bool first, bool end) {
+#pragma unroll 1
+    for (int block = 0; block < k_blocks; ++block) {
+      const bool first = product + block == 0, end = product == last && block + 1 == k_blocks;
+      mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
+      const int stage = ring.stage;
+      ring.next();
+      const uint64_t x = advance(x_base, stage * (E::kBytesX / 16));
+      const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
       float sum[E::kAccumulators];
+      if (warpgroup > 0 || !first) sync<NamedBarrier::kTurn>(warpgroup, kTwoWarpgroups);
+      wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
-        const int stage = ring.stage;
-        ring.next();
-        const uint64_t x = advance(x_base, stage * (E::kBytesX / 16));
-        const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
-        // Warpgroups multiply one after the other: at the same time all would be done at the same time, and
-        // add while the tensor core has nothing to do.
-        if (warpgroup > 0 || !first) sync<NamedBarrier::kTurn>(warpgroup, kTwoWarpgroups);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < kTileK / 16; ++step) {
-          Mma::mma(sum, advance(x, step * X::kStepK16), advance(y, step * Y::kStepK16), i + step > 0);
-          if (step == kTileK / 16 - 2) wgmma_commit();
-        }
-        wgmma_commit();
-        if (first && i == 0) started();
-        // The stage before: all four warps have begun these products together, and so are done with it.
-        if (i > 0) wgmma_wait<1>();
-        release();
-        release.hold(stage);
+      for (int step = 0; step < kTileK / 16; ++step) {
+        Mma::mma(sum, advance(x, step * X::kStepK16), advance(y, step * Y::kStepK16), step > 0);
+        if (step == kTileK / 16 - 2) wgmma_commit();
       }
+      wgmma_commit();
+      if (first) started();
+      // The stage before: all four warps have begun these products together, and so are done with it.
+      release();
+      release.hold(stage);
       // The last of its products is under way when the next warpgroup begins.
       wgmma_wait<1>();
       if (warpgroup + 1 < E::kConsumers || !end)
@@ -77,14 +69,7 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
       wgmma_pin(sum);
 #pragma unroll
       for (int e = 0; e < E::kAccumulators; ++e) acc.value[0][e] = fmaf(scale, sum[e], acc.value[0][e]);
-    };
-    int block = 0;
-#pragma unroll 1
-    for (; block + kStepsAdded <= k_blocks; block += kStepsAdded)
-      add.template operator()<kStepsAdded>(product + block == 0,
-                                           product == last && block + kStepsAdded >= k_blocks);
-    if (kStepsAdded > 1 && block < k_blocks)
-      add.template operator()<1>(product + block == 0, product == last);
+    }
   }
   issued();
   sync<NamedBarrier::kOwn>(row / 64, 128);  // all four warps are done with the last stage

@@ -1,8 +1,6 @@
 // The passes that split fp32 operands into planes (planes.h).
 #pragma once
 
-#include <span>
-
 #include "../../../kernel.h"
 
 namespace jaxgemm::cuda::sm90 {

@@ -1,0 +1,102 @@
+// The parts of a thread's numbers (planes.h), packed as they are stored: two a register, the first one below.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "planes.h"
+#include "scales.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+constexpr int kValuesEach = 8, kPairs = kValuesEach / 2;
+using Values = float[kValuesEach];
+using Part = uint32_t[kPairs];
+
+__device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+  return packed;
+}
+__device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+  return packed;
+}
+
+// The least magnitude, as bits, of the 16-bit numbers.
+__device__ __forceinline__ uint32_t least_magnitude(const Part& x) {
+  uint32_t least = 0x7fff7fffu;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) asm("min.u16x2 %0, %0, %1;" : "+r"(least) : "r"(x[i] & 0x7fff7fffu));
+  return min(least & 0xffffu, least >> 16);
+}
+
+// The parts of x/2, each the nearest bf16 to what the ones before it leave, times 2^8 for each of these. A
+// number whose first part would be 0 gets the smallest one there is, so that infinity times it is infinity.
+// Later parts of what is not finite are NaN (multiply_planes.cuh leaves out what comes of them). Calls
+// store(plane, part) for each.
+template <typename Store>
+__device__ __forceinline__ void split_values(const Values& x, int planes, Store&& store) {
+  Values left;
+  Part part;
+#pragma unroll
+  for (int i = 0; i < kValuesEach; ++i) left[i] = 0.5f * x[i];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) part[i] = pack_bf16(left[2 * i], left[2 * i + 1]);
+  if (least_magnitude(part) == 0) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if ((part[i] & 0x7fffu) == 0 && x[2 * i] != 0.f) part[i] |= 1u;
+      if ((part[i] & 0x7fff0000u) == 0 && x[2 * i + 1] != 0.f) part[i] |= 0x10000u;
+    }
+  }
+  store(0, part);
+#pragma unroll
+  for (int plane = 1; plane < kMostPlanes; ++plane) {
+    if (plane >= planes) return;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      left[2 * i] = (left[2 * i] - __uint_as_float(part[i] << 16)) * 256.f;
+      left[2 * i + 1] = (left[2 * i + 1] - __uint_as_float(part[i] & 0xffff0000u)) * 256.f;
+      part[i] = pack_bf16(left[2 * i], left[2 * i + 1]);
+    }
+    store(plane, part);
+  }
+}
+
+// 2^exponent, of a normal number.
+__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
+
+// The two parts in fp16 of x, scaled by 2^exponent, as split_values() has them. Returns whether they lose too
+// much: a number is not 0, and so small that they have fewer than 13 bits of it.
+template <typename Store>
+__device__ __forceinline__ bool split_scaled(const Values& x, int exponent, Store&& store) {
+  constexpr float kSmallest = 0x1p-23f;  // 2^-38 of a row's largest, which is below 2^15
+  constexpr uint32_t kSmallestBits = 2;  // the same in fp16
+  // In two factors, as exponents are between -113 and 163. What the first one takes below fp32's normal
+  // numbers is too small.
+  const float first = power_of_two(exponent / 2), second = power_of_two(exponent - exponent / 2);
+  Values scaled;
+  Part high, low;
+#pragma unroll
+  for (int i = 0; i < kValuesEach; ++i) scaled[i] = x[i] * first * second;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) high[i] = pack_f16(scaled[2 * i], scaled[2 * i + 1]);
+  bool loses = false;
+  if (least_magnitude(high) <= kSmallestBits) {
+#pragma unroll
+    for (int i = 0; i < kValuesEach; ++i) loses |= x[i] != 0.f && fabsf(scaled[i]) < kSmallest;
+  }
+  store(0, high);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const float2 value = __half22float2(reinterpret_cast<const __half2&>(high[i]));
+    low[i] = pack_f16((scaled[2 * i] - value.x) * 2048.f, (scaled[2 * i + 1] - value.y) * 2048.f);
+  }
+  store(1, low);
+  return loses;
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -2,14 +2,16 @@
 
     python benchmarks/errors.py --k 512,1024 --seed 1
     python benchmarks/errors.py --m 8 --n 16 --k 64 --results /tmp/results
+    python benchmarks/errors.py --sizes 512x512,1024x1024 --k 256,512,1024
 
 Every precision computes the same products of five kinds of data, drawn in float64 and rounded to float32, and is held
 to float64. `error` is the difference over the exact product, in the Frobenius norm; `worst` is an element's difference
 over its sum of |a||b|, at most. Of ours `sm90` computes what has planes, `simt` F32_F32_F32, and `auto` "highest"; on a
 CPU `host` computes what it can. A program that does not run has a message instead of figures. Results go to
 benchmarks/results/<device>/errors.json, written anew after each k. Last it says from which k on BF16_BF16_F32_X6 has no
-larger error than XLA's product in fp32, for m x n results. XLA splits sums of few results, and has smaller errors then:
-EXACT_K and EXACT_TILES of jaxgemm/choice/rules.py are about long chains.
+larger error than XLA's product in fp32, for m x n results. XLA splits sums of few results, and has smaller errors then.
+So --sizes compares these two alone, for results of several sizes, and writes exact.json: EXACT_K and EXACT_TILES of
+jaxgemm/choice/rules.py are read off that.
 """
 
 from __future__ import annotations
@@ -155,10 +157,10 @@ def figures(of: Compiled, operands: Sequence[jax.Array], data: Data) -> Row:
     return {"error": relative_error(got, data.exact), "worst": float(np.max(abs(got - data.exact) / data.magnitude))}
 
 
-def measure(options: argparse.Namespace, step: Callable[[str], None]) -> Iterator[list[Row]]:
+def measure(
+    extents: tuple[int, int], options: argparse.Namespace, asked: Sequence[Form], step: Callable[[str], None]
+) -> Iterator[list[Row]]:
     """Rows of one k after the other: one for each form and kind of data. Programs are compiled side by side."""
-    extents = options.m, options.n
-    asked = forms(jax.default_backend())
     with ThreadPoolExecutor(os.cpu_count()) as compiling, ThreadPoolExecutor(len(KINDS)) as drawing:
         drawn: dict[tuple[int, str], Future[Data]] = {}
         programs: dict[tuple[int, Form], Future[Compiled]] = {}
@@ -266,21 +268,51 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 2")
         return int(text)
 
+    def sizes(text: str) -> list[tuple[int, int]]:
+        found = [tuple(extent(x) for x in size.split("x")) for size in text.split(",")]
+        if any(len(size) != 2 for size in found):
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected sizes like 512x1024")
+        return [(m, n) for m, n in found]
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", type=extents, default=K, help=f"with commas (default {','.join(map(str, K))})")
     parser.add_argument("--m", type=extent, default=256, help="rows of results (default 256)")
     parser.add_argument("--n", type=extent, default=256, help="columns of results (default 256)")
+    parser.add_argument("--sizes", type=sizes, help="of results, with commas; of which only exact.json is made")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
     return parser.parse_args(arguments)
+
+
+def _exact(options: argparse.Namespace) -> int:
+    """Measures and writes the largest ratio of our planes' error to that of XLA's product in fp32, by size and k."""
+    device = jax.devices()[0]
+    asked = [x for x in forms(device.platform) if (x.precision, x.side) in ((SGEMM, XLA), (_EXACT, OURS))]
+    rows: list[Row] = []
+    with report.progress(len(options.sizes) * len(options.k) * len(asked), "errors") as step:
+        for m, n in options.sizes:
+            for of_k in measure((m, n), options, asked, step):
+                k = of_k[0]["k"]
+                found = {kind: x and round(x, 3) for kind, of in ratios(of_k).items() for x in [of[k]]}
+                rows.append({"m": m, "n": n, "k": k, "ratios": found})
+    about = {**provenance.record(device), "suite": "exact", "seed": options.seed}
+    how = f"error of {_EXACT} by {OURS} over that of {SGEMM} by {XLA}, in the Frobenius norm, by kind of data"
+    file = options.results / slug(report.device_name(device)) / "exact.json"
+    report.write(file, {**about, "how": how, "rows": rows})
+    lines = [[f"{x['m']}x{x['n']}", x["k"], *map(str, x["ratios"].values())] for x in rows]
+    report.print_table(how, ["size", "k", *KINDS], lines, left=1)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, measure, write and print."""
     options = _arguments(arguments)
     options.k = sorted(set(options.k))
+    if options.sizes:
+        return _exact(options)
     device = jax.devices()[0]
     file = options.results / slug(report.device_name(device)) / "errors.json"
+    asked = forms(jax.default_backend())
     about = {
         **provenance.record(device),
         "suite": "errors",
@@ -290,8 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "how": "against float64; error: in the Frobenius norm, worst: of an element over its sum of |a||b|, at most",
     }
     rows: list[Row] = []
-    with report.progress(len(options.k) * len(forms(jax.default_backend())), "errors") as step:
-        for of_k in measure(options, step):
+    with report.progress(len(options.k) * len(asked), "errors") as step:
+        for of_k in measure((options.m, options.n), options, asked, step):
             rows += of_k
             report.write(file, {**about, "rows": rows})
     show(rows)

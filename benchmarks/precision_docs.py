@@ -102,6 +102,14 @@ An element's error over its Σ|a||b|, at most, of all these data:
 
 {worst}
 """
+_EXACT = """
+## Where "highest" takes parts, on {device}
+
+The error of `BF16_BF16_F32_X6` over that of XLA's product in float32, for m×n results of sums of k products, measured
+{when}: the largest ratio of the five kinds of data. Above 1 XLA's error is smaller: it splits sums of few results.
+
+{table}
+"""
 _SPEED = """
 ## Speed on {device}
 
@@ -155,6 +163,18 @@ def of_errors(content: Row) -> str:
     )
 
 
+def of_sizes(content: Row) -> str:
+    """What errors.py found of several sizes."""
+    ks = sorted({row["k"] for row in content["rows"]})
+    most: dict[str, dict[int, str]] = {}
+    for row in content["rows"]:
+        known = [x for x in row["ratios"].values() if x is not None]
+        most.setdefault(f"{row['m']}×{row['n']}", {})[row["k"]] = f"{max(known):.2f}" if known else "-"
+    lines = [(size, *(of.get(k, "-") for k in ks)) for size, of in most.items()]
+    table = markdown(("m × n", *(f"k = {k}" for k in ks)), lines)
+    return _EXACT.format(device=content["device"], when=when(content), table=table)
+
+
 def of_speed(content: Row) -> str:
     """What suite `precisions` found: over XLA at the same precision, and at F32_F32_F32."""
     xla: dict[tuple[str, str], float] = {}
@@ -183,8 +203,8 @@ def page() -> str:
     """docs/precision.md."""
     sections = [_TEXT.format(precisions=precisions(), k=_K, exact=EXACT_K, tiles=EXACT_TILES)]
     for folder in sorted(RESULTS.glob("nvidia-*")):
-        for file, made in ((folder / "errors.json", of_errors), (folder / "precisions.json", of_speed)):
-            if file.exists():
+        for name, made in (("errors", of_errors), ("exact", of_sizes), ("precisions", of_speed)):
+            if (file := folder / f"{name}.json").exists():
                 sections.append(made(report.load(file)))
     return "".join(sections)
 

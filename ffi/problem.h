@@ -48,6 +48,7 @@ struct GemmProblem {
   Matrix a, b;
   // C and D are dense, row-major, batch-major. C or bias, if there is none, has D's type.
   DType d = DType::kF32, c = DType::kF32, bias = DType::kF32;
+  int64_t d_pitch = 0;  // elements from row to row of D, where it is a part of wider rows; 0: n
   Arithmetic arithmetic = Arithmetic::kPlain;
   double alpha = 1.0, beta = 0.0;
   bool has_c = false;  // false exactly when beta is 0: C is then never read.
@@ -61,6 +62,7 @@ struct GemmProblem {
   Groups groups;
   std::span<const int64_t> config;  // values of the kernel's options, in the order its row names them
 
+  int64_t result_pitch() const { return d_pitch ? d_pitch : n; }
   int64_t batch_count() const { return batch[0] * batch[1]; }
   bool grouped() const { return groups.form != Form::kNone; }
   // Matrices of D.

@@ -79,7 +79,11 @@ LAYOUTS = ("NN", "NT", "TN")
 #: So large that there are clusters of tiles of every eighth row.
 CLUSTERED = (1043, 392, 83)
 #: Products of groups, each with its types: m, k, n and groups, whose rows begin at multiples of 16 bytes and anywhere.
-GROUPED = (((180, 72, 264, 5), ("bfloat16", "bfloat16")), ((131, 69, 261, 3), ("float16", "float32")))
+GROUPED = (
+    ((180, 72, 264, 5), ("bfloat16", "bfloat16")),
+    ((131, 69, 261, 3), ("float16", "float32")),
+    ((131, 69, 261, 3), ("float32", "float32")),
+)
 #: Their forms, epilogues and gated pairs; in the last ones some groups have no weights.
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rows", {}),
@@ -253,12 +257,14 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
 
 
 def grouped_calls(rng: Any) -> Iterator[tuple[str, Any, dict[str, int]]]:
-    """A label, a product of groups, and options of sm90: all there are for aligned rows, half of them for others."""
+    """A label, a product of groups, and options of sm90: all there are for aligned rows, a part of them for others."""
     from group_cases import KINDS, Grouped, configurations, sizes
 
     kinds = itertools.cycle(KINDS)
     for each, ((*shape, groups), types) in enumerate(GROUPED, 1):
-        for first, (form, keywords) in enumerate(VARIANTS):
+        precision = "highest" if types[0] == "float32" else None
+        for first, (form, variant) in enumerate(VARIANTS):
+            keywords = {**variant, "precision": precision}
             p = Grouped.random(rng, form, shape, sizes(rng, "none", groups, shape[0]), types, **keywords)
             for options in configurations("sm90", p.problem)[first % each :: each]:
                 kind = next(kinds)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import jax.numpy as jnp
+import numpy as np
+
 from jaxgemm import precision as prec
 from jaxgemm.choice import rules
 from jaxgemm.choice.select import Choice, in_one_launch, resolve
@@ -51,9 +54,15 @@ def choose(
             if not isinstance(choice, Choice):
                 return choice
             found.append(choice)
-        more, theirs = beside(device) if beside else (0.0, dense_microseconds(problem, device))
+        full = prec.wants_full_fp32(precision)
+        more, theirs = beside(device) if beside else (0.0, dense_microseconds(problem, device, full=full))
         ours = more + sum(choice.expected for choice in found) if all(c.considered for c in found) else None
         choice = replace(found[0], contender=row.name, ours=ours, theirs=theirs, further=tuple(found[1:]))
+        if kernel == "auto" and not batch_invariant:
+            if prec.emulated(precision, np.dtype(jnp.dtype(problem.dtypes[0]))):
+                return replace(choice, rule=rules.GROUPED_NAMED.name, why=rules.GROUPED_NAMED.says)
+            if choice.arithmetic == "bf16_x6" and not rules.long_chains(problem):
+                return choice.left(rules.GROUPED_SHORT_SUMS, rules.GROUPED_SHORT_SUMS.says)
         return _weighed(choice, by_name=kernel != "auto", batch_invariant=batch_invariant)
 
     return in_one_launch("grouped", kernel, device, weighed, rules.GROUPED_MISSING, batch_invariant=batch_invariant)

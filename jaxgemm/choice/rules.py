@@ -36,14 +36,17 @@ class Contenders(NamedTuple):
 
 
 #: Sums of products of three parts in bfloat16 have smaller errors than XLA's sums in fp32 where these are long chains:
-#: of so many numbers, and of results that make so many of XLA's tiles that it has no reason to split them.
-EXACT_K, EXACT_TILES, _TILE = 2048, 132, 128
+#: of so many numbers, and of results that make so many of XLA's tiles that it does not split them into many.
+EXACT_K, EXACT_TILES, _TILE = 256, 64, 128
 
 
 def long_chains(problem: Problem) -> bool:
-    """Whether XLA's sums in fp32 are long chains."""
-    tiles = math.prod(problem.batch) * -(-problem.m // _TILE) * -(-problem.n // _TILE)
-    return problem.k >= EXACT_K and tiles >= EXACT_TILES
+    """Whether XLA's sums in fp32 are long chains. Of groups each has a product, and of sums an equal part of k."""
+    groups = problem.groups
+    products = problem.batch[0] if groups else math.prod(problem.batch)
+    k = problem.k // max(groups.count, 1) if groups and groups.sums else problem.k
+    tiles = products * -(-problem.m // _TILE) * -(-problem.n // _TILE)
+    return k >= EXACT_K and tiles >= EXACT_TILES
 
 
 #: By the types of both operands and an arithmetic of jaxgemm/precision.py. Where nothing was measured XLA's product is
@@ -292,6 +295,14 @@ GROUPED_ONE_LAUNCH = Reason(
     "grouped-one-launch", "one launch for all groups, unless dense products are modelled and should take less"
 )
 GROUPED_DENSE = Reason("grouped-dense", "a dense product for each group should take less")
+GROUPED_NAMED = Reason(
+    "grouped-named-algorithm", "a kernel of ours keeps the bound of a named algorithm, and XLA's products may not"
+)
+GROUPED_SHORT_SUMS = Reason(
+    "grouped-short-sums",
+    "XLA's sums in fp32 are short, and may err less than those of parts of 16 bits",
+    "nvidia-h200/errors.json",
+)
 GROUPED_NOTHING = Reason("nothing-to-multiply", "there is nothing to multiply, and so no launch of a kernel")
 GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")
 
@@ -306,5 +317,6 @@ SETTLED = frozenset(reason.name for reason in (*FACTS.rules, BY_NAME, SYMBOLIC))
 #: All that decides and is no rule: these need what their caller knows.
 REASONS = (
     *(BY_NAME, SYMBOLIC, DIVIDED, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
-    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_NOTHING, GROUPED_MISSING, MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
+    *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_NAMED, GROUPED_SHORT_SUMS, GROUPED_NOTHING, GROUPED_MISSING),
+    *(MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
 )

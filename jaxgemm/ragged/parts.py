@@ -9,8 +9,8 @@ part of the weights. The results are added up. In "sums", all products of parts 
 that is contracted, and one product of bfloat16 adds them up.
 
 Infinity and NaN are a number's first part, and its others are 0. The product of first parts is then what it should be,
-and those of others may be NaN, as zero times infinity is: such are left out. First parts are rounded, up too, so that
-results within a hundredth of the largest float32 may be infinite.
+and those of others may be NaN, as zero times infinity is: such are left out. Parts are of half of a number: first parts
+are rounded, up too, and neither they nor their products may pass the largest float32 before the result does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from jaxgemm.kernels import Device
 WIDE, NARROW = np.dtype(np.float32), np.dtype(jnp.bfloat16)
 #: The types of results.
 RESULTS = frozenset({WIDE, NARROW, np.dtype(np.float16)})
-_MOST = float(jnp.finfo(NARROW).max)
 
 
 class Parts(NamedTuple):
@@ -64,8 +63,8 @@ def of(operands: Sequence[Any], params: dict[str, Any]) -> Parts | None:
 
 
 def result_params(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of the products of bfloat16; those of rows are added up before they are rounded."""
-    return params if params["form"].sums else dict(params, preferred_element_type=WIDE)
+    """The parameters of the products of bfloat16, whose results are joined before they are rounded."""
+    return dict(params, preferred_element_type=WIDE)
 
 
 def types(counts: Parts, operands: Sequence[Any], params: dict[str, Any]) -> list[list[Any]]:
@@ -98,15 +97,16 @@ def products(counts: Parts, operands: Sequence[jax.Array], params: dict[str, Any
 
 def joined(counts: Parts, results: Sequence[jax.Array], params: dict[str, Any]) -> jax.Array:
     """The result, out of those of the products of bfloat16."""
+    doubled = 2.0 ** sum(count > 1 for count in counts)  # what halving took
     if params["form"].sums:
-        return results[0]
+        return (doubled * results[0]).astype(params["preferred_element_type"])
     found = []
     for z, count in zip(results, counts.with_rhs, strict=True):
         *batch, rows, width = z.shape
         each = z.reshape(*batch, rows // count, count, width)
         found += [each[..., i, :] for i in range(count)]
     first, *others = found
-    return (first + sum(map(_finite, others))).astype(params["preferred_element_type"])
+    return (doubled * (first + sum(map(_finite, others)))).astype(params["preferred_element_type"])
 
 
 def microseconds(counts: Parts, operands: Sequence[Any], params: dict[str, Any], device: Device) -> float:
@@ -117,9 +117,8 @@ def microseconds(counts: Parts, operands: Sequence[Any], params: dict[str, Any],
     moved = _bytes(lhs) + sum(_bytes(given[0]) for given in made)
     if counts.rhs > 1 or form.sums:
         moved += _bytes(rhs) + sum(_bytes(given[1]) for given in made)
-    if not form.sums:
-        results = *form.batch(operands), *form.shape(lhs.shape, rhs.shape)
-        moved += prod(results) * WIDE.itemsize * (sum(taken) + 1)
+    results = *form.batch(operands), *form.shape(lhs.shape, rhs.shape)
+    moved += prod(results) * WIDE.itemsize * (2 if form.sums else sum(taken) + 1)
     return parts_microseconds(moved, device)
 
 
@@ -139,14 +138,13 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 def _parts(x: jax.Array, count: int) -> list[jax.Array]:
-    """Arrays of bfloat16 that add up to ``x``."""
+    """Arrays of bfloat16 that add up to half of ``x``; one is ``x`` itself."""
     if count == 1:
         return [x]
-    found, rest = [], x
+    found, rest = [], 0.5 * x
     for _ in range(count):
         # Not a conversion and its inverse, which XLA takes for nothing where it may keep more bits than are asked for.
         part = lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
-        part = jnp.where(jnp.isfinite(rest), jnp.clip(part, -_MOST, _MOST), part)  # what is finite stays so
         found.append(part.astype(NARROW))
         rest = _finite(rest) - _finite(part)
     return found

@@ -23,6 +23,7 @@ Parameters, besides those of every kind:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -125,7 +126,35 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
     """
     counts = parts.of(operands, params)
     if counts is None:
-        return decide_for(platform, operands, operands[3], params, lambda: [_problem(operands, params)])
+        return _decide_whole(platform, operands, params)
+    # Only a product of parts runs whatever memory its rows' parts take, so a batch-invariant one is always that.
+    if 1 in counts or params["batch_invariant"]:
+        return _decide_parts(platform, counts, operands, params)
+    ways = [partial(_decide_whole, platform), partial(_decide_parts, platform, counts)]
+    found, refusals = [], []
+    for way in ways:
+        try:
+            found.append(way(operands, params))
+        except UnsupportedError as refusal:
+            refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    return min(found, key=_expected)
+
+
+def _expected(decision: Decision) -> float:
+    """The microseconds that a kernel expects to take; infinity where there is none."""
+    choice = decision.choice
+    return math.inf if choice.kernel is None or choice.ours is None else choice.ours
+
+
+def _decide_whole(platform: str, operands: Sequence[Any], params: Params) -> Decision:
+    """By a kernel that takes the operands as they are."""
+    return decide_for(platform, operands, operands[3], params, lambda: [_problem(operands, params)])
+
+
+def _decide_parts(platform: str, counts: parts.Parts, operands: Sequence[Any], params: Params) -> Decision:
+    """By a kernel of bfloat16, which multiplies their parts."""
     narrow = parts.result_params(params)
     calls = parts.types(counts, operands, params)
 
@@ -178,7 +207,7 @@ def _problem(operands: Sequence[Any], params: Params) -> Problem:
 def _launch(decision: Decision, *operands: jax.Array, **params: Any) -> jax.Array:
     """The product by the chosen kernel."""
     counts = parts.of(operands, params)
-    if counts is None:
+    if counts is None or decision.choice.arithmetic != "plain":
         return _call(decision.choice, operands, params)
     choices = [decision.choice, *decision.choice.further]
     calls = zip(choices, parts.products(counts, operands, params), strict=True)

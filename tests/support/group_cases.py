@@ -20,6 +20,7 @@ import jaxgemm
 from jaxgemm.choice.select import candidates, resolve
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import UnsupportedError, configuration, device_for, find_kernel
+from jaxgemm.precision import canonical
 from jaxgemm.problem import Problem
 from jaxgemm.products.call import call
 from jaxgemm.ragged.form import Form
@@ -183,7 +184,7 @@ class Grouped:
             UnsupportedError: the kernel cannot.
         """
         config = configuration(find_kernel(kernel), tuple(options.items()))
-        choice = resolve(kernel, config, self.problem, device_for("cuda"))
+        choice = resolve(kernel, config, self.problem, device_for("cuda"), canonical(self.precision))
         if isinstance(choice, str):
             raise UnsupportedError(choice)
         arrays = {"offset": jnp.zeros(1, jnp.int32), **arrays}
@@ -243,10 +244,10 @@ class Grouped:
             arrays = {"x": x, "gate": self.rhs[place], "up": self.up[place]}
             return Gated(arrays, self.activation, self.out, accumulator)
         if self.form == "sums":
-            return Product(x, self.rhs[rows], "TN", self.out, accumulator, label=label)
+            return Product(x, self.rhs[rows], "TN", self.out, accumulator, precision=self.precision, label=label)
         layout = "NT" if self.form == "transposed" else "NN"
         bias = None if self.bias is None else self.bias[place]
-        epilogue = {"bias": bias, "activation": self.activation}
+        epilogue = {"bias": bias, "activation": self.activation, "precision": self.precision}
         return Product(x, self.rhs[place], layout, self.out, accumulator, **epilogue, label=label)
 
 
@@ -274,11 +275,12 @@ def problem(
     epilogue: Epilogue,
     gated: bool,
 ) -> Problem:
-    """What a kernel is asked for by a product of ``Grouped``, of which sizes and numbers are no part."""
+    """What a kernel is asked for by a product of ``Grouped``, of float32 at full precision; no sizes, no numbers."""
     lhs, rhs = (jax.ShapeDtypeStruct(s, dtype_of(types[0])) for s in (shape[:2], weights_shape(form, shape, held)))
     sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
     asked = Form(form == "sums", form == "transposed", held)
-    return grouped_problem(asked, lhs, rhs, sizes, dtype_of(types[1]), epilogue, gated)
+    asked_for = grouped_problem(asked, lhs, rhs, sizes, dtype_of(types[1]), epilogue, gated)
+    return replace(asked_for, arithmetic="bf16_x6") if types[0] == "float32" else asked_for
 
 
 def configurations(kernel: str, problem: Problem) -> list[dict[str, int]]:

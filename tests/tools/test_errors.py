@@ -42,7 +42,30 @@ def test_its_results(script, tmp_path, capsys):
     assert "did not both run" in printed
 
 
+def test_sizes(script, tmp_path, monkeypatch, capsys):
+    """Of each size and k the ratios of errors, where both sides ran; the host stands for planes here."""
+    planes = script._EXACT
+    monkeypatch.setattr(script, "forms", lambda _: [script.Form(script.SGEMM, "XLA"), script.Form(planes, "jaxgemm")])
+    compiled = script.compiled
+
+    def by_host(form, *extents):
+        return compiled(form if form.side == "XLA" else form._replace(precision="F32_F32_F32", kernel="host"), *extents)
+
+    monkeypatch.setattr(script, "compiled", by_host)
+    assert script.main(["--sizes", "5x6,7x3", "--k", "17,64", "--results", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*/exact.json")
+    content = json.loads(file.read_text())
+    assert set(provenance.KEYS) <= set(content)
+    assert [(x["m"], x["n"], x["k"]) for x in content["rows"]] == [(5, 6, 17), (5, 6, 64), (7, 3, 17), (7, 3, 64)]
+    assert all(set(x["ratios"]) == set(script.KINDS) for x in content["rows"])
+    assert all(0 < ratio < 100 for x in content["rows"] for ratio in x["ratios"].values())
+    assert "5x6" in capsys.readouterr().out
+
+
 def test_wrong_arguments(script, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["--sizes", "5x6x7"])
+    assert "expected sizes like 512x1024" in capsys.readouterr().err
     for arguments in (["--k", "64,x"], ["--m", "1"], ["--k", ""]):
         with pytest.raises(SystemExit, match="2"):
             script.main(arguments)

@@ -66,6 +66,20 @@ def test_errors(script):
     ]
 
 
+def test_sizes(script):
+    rows = [
+        {"m": m, "n": 9, "k": k, "ratios": {"uniform": x, "normal": 0.1, "softmax": None}}
+        for m, k, x in ((5, 64, 1.234), (5, 128, 0.05), (7, 128, None))
+    ]
+    lines = script.of_sizes({**ABOUT, "rows": rows}).splitlines()
+    assert [line for line in lines if line.startswith("|")] == [
+        "| m × n | k = 64 | k = 128 |",
+        "| --- | --- | --- |",
+        "| 5×9 | 1.23 | 0.10 |",
+        "| 7×9 | - | 0.10 |",
+    ]
+
+
 def test_speed(script, tmp_path):
     def row(precision, us, default, cublas):
         xla = {name: {"us": us} if us else {"message": "no"} for name, us in (("default", default), ("cublas", cublas))}

@@ -7,6 +7,7 @@
 
 #include "../planning.h"
 #include "options.h"
+#include "planes/planes.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -63,7 +64,9 @@ bool worthwhile(const GemmProblem& p, const TileConfig& t, const Expected& expec
 
 bool allowed(const GemmProblem& p, const Config& c) {
   const TileConfig& t = kTiles[c.tile];
-  if (t.tokens == Axis::kNone || (t.tokens == Axis::kK) != (p.groups.form == Form::kSums)) return false;
+  if (t.tokens == Axis::kNone || t.planes != of_planes(p) ||
+      (t.tokens == Axis::kK) != (p.groups.form == Form::kSums))
+    return false;
   return p.gated == (t.gated != Axis::kNone) && launch_allowed(p, c);
 }
 

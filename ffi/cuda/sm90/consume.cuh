@@ -12,10 +12,10 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Whether a tile may have fewer rows than it has room for, as its unit says; and how many there are from its
-// first on.
+// Whether a warpgroup passes tiles that end before its rows, as their units say; and how many rows there are
+// from its first on. With planes, warpgroups multiply in turns, and all take theirs.
 template <typename E>
-constexpr bool kCutsRows = E::kMany || E::kTokens == Axis::kRows;
+constexpr bool kCutsRows = E::kMany || (E::kTokens == Axis::kRows && !E::kPlanes);
 template <typename E, typename Unit>
 __device__ __forceinline__ int rows_left(const Unit& unit) {
   if constexpr (E::kMany)
@@ -158,7 +158,7 @@ __device__ __forceinline__ void consume(const typename E::Parameters& p, const S
     };
     Accumulators<E> acc;
     if constexpr (E::kPlanes) {
-      multiply_planes<E>(acc, p, shared, place, ring, row, unit.k_blocks, started, issued);
+      multiply_planes<E>(acc, p, shared, place, ring, row, unit.k_blocks, arrived, started, issued);
     } else {
       with_form<E>(p, unit, [&]<int kColumns, int kBlocks>() {
         multiply<E, kColumns, kBlocks>(acc, shared, place, ring, row, unit.k_blocks, arrived, started,

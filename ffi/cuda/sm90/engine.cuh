@@ -11,12 +11,19 @@
 
 namespace jaxgemm::cuda::sm90 {
 
+// Whether a tile is compiled for operands of this type.
+template <typename In>
+constexpr bool has_type(const TileConfig& t) {
+  return !t.planes || t.is_dense() ||
+         std::is_same_v<In, __nv_bfloat16>;  // scaled planes are of single products
+}
+
 // Whether a tile is compiled for operands of these majors.
 constexpr bool has_majors(const TileConfig& t, Major x, Major y) {
   constexpr Major kK = Major::kK, kMN = Major::kMN;
   if (t.needs_k_major_y() && y != kK) return false;
   if (t.every_eighth) return x == kK && y == kMN;
-  if (t.planes) return x == kK && y == kK;
+  if (t.planes && t.tokens != Axis::kK) return x == kK && y == kK;
   if (t.many) return x == kK || y == kMN;  // not for two transposed operands
   if (t.tokens == Axis::kK) return x == kMN && y == kMN;
   // Tokens are K-major, and so is the other operand of gated weights, which are k x n.

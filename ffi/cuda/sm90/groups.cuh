@@ -282,7 +282,9 @@ __device__ __forceinline__ void clear_after_tokens(const SharedLayout<E>& shared
     for (int block = 0; block < E::kBytesY; block += kTileK * 128) store_shared(y + block + at, uint4{});
   }
   fence_shared_to_async();
-  sync<NamedBarrier::kOwn>(E::kPingPong ? warpgroup : 0, kThreads);
+  // With planes a warpgroup may be at the barrier that is its own while another is here.
+  constexpr auto kBarrier = E::kPlanes ? NamedBarrier::kConsumers : NamedBarrier::kOwn;
+  sync<kBarrier>(E::kPingPong ? warpgroup : 0, kThreads);
 }
 
 template <typename E>

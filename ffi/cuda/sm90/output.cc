@@ -44,8 +44,8 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.bias = buffers.bias;
   // The results of every eighth row from each of the first eight on are a product of a batch of eight.
   const bool every_eighth = kTiles[plan.config.tile].every_eighth;
-  out.pitch = every_eighth ? 8 * p.n : p.n;
-  out.batch_stride = every_eighth ? p.n : p.m * p.n;
+  out.pitch = every_eighth ? 8 * p.n : p.result_pitch();
+  out.batch_stride = every_eighth ? p.n : p.m * out.pitch;
   out.alpha = static_cast<float>(p.alpha);
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;

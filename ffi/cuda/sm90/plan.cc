@@ -22,7 +22,7 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
                             bool in_place, size_t* workspace) {
   PlannedOperand x;
   x.rows = rows;
-  x.k = of_planes(p) ? matrix.ld : p.k;  // of all planes
+  x.k = of_planes(p) ? k_of_planes(p) : p.k;
   x.ld = matrix.ld;
   x.major = k_major ? Major::kK : Major::kMN;
   bool aligned = in_place || x.outer() <= 1 || x.ld % kAlign == 0;

@@ -145,14 +145,16 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   ready();
   RingFill<E> ring(p.idle_stages, shared);
   while (more) {
-    if constexpr (E::kPlanes) {
+    if (!E::kHasGroups || left > 0) {  // a group without weights has no stages
+      if constexpr (E::kPlanes) {
 #pragma unroll 1
-      for (int i = 0; i < p.plane_product_count; ++i) {
-        const PlaneProduct& product = p.plane_products[i];
-        ring.fill(loads, {at.bytes, at.k + product.x}, left, product.y - product.x);
+        for (int i = 0; i < p.plane_product_count; ++i) {
+          const PlaneProduct& product = p.plane_products[i];
+          ring.fill(loads, {at.bytes, at.k + product.x}, left, product.y - product.x);
+        }
+      } else {
+        ring.fill(loads, at, left);
       }
-    } else if (!E::kHasGroups || left > 0) {  // a group without weights has no stages
-      ring.fill(loads, at, left);
     }
     more = units.next();
     if (more) start();

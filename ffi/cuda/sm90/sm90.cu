@@ -112,11 +112,14 @@ std::string unsupported_sm90(const GemmProblem& p) {
   if (!of_planes(p)) {
     if (fixed(p, "slabs") > 1) return "option slabs is for planes of fp32 operands";
   } else {
-    if (p.grouped() || p.gated) return "kernel 'sm90' multiplies planes of fp32 operands in single products";
+    if (p.gated) return "kernel 'sm90' multiplies no gated pairs in planes of fp32 operands";
+    if (p.grouped() && (p.has_bias || p.activation != Activation::kNone))
+      return "kernel 'sm90' has neither bias nor activation for groups in planes of fp32 operands";
     const Slabs slabs = slabs_of(p);
-    if (!p.output_empty() && slabs.count == 0) return "the planes of 64 values of k need more than 1 GiB";
-    if (slabs.count > 1 && p.d != DType::kF32) return "the planes need more than 1 GiB";
-    if (std::string why = too_long({kMostPlanes * slabs.k}); !why.empty()) return why;
+    if (!p.output_empty() && slabs.count == 0)
+      return "the planes of 64 values of k, or of 128 columns, need more than 1 GiB";
+    if (!p.grouped() && slabs.count > 1 && p.d != DType::kF32) return "the planes need more than 1 GiB";
+    if (std::string why = too_long({k_of_planes(planned(p))}); !why.empty()) return why;
   }
   if (!p.output_empty() && !make_plan(planned(p)).found) {
     return "no tile configuration matches the options; see ffi/cuda/sm90/configs.h for those compiled";

@@ -11,15 +11,18 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-SplitOperand split_operand(const GemmProblem& slab, const Matrix& x, const Matrix& planes, const void* from,
+SplitOperand split_operand(const GemmProblem& slab, const Matrix& x, const Matrix& planes, const float* from,
                            int64_t rows, bool k_contiguous) {
+  const bool as_it_lies = of_sums(slab);
   SplitOperand s;
-  s.from = static_cast<const float*>(from);
-  s.rows = rows;
-  s.k = slab.k;
-  s.row_stride = k_contiguous ? x.ld : 1;
-  s.k_stride = k_contiguous ? 1 : x.ld;
-  s.pitch = round_up(slab.k, kTileK);
+  s.from = from;
+  s.rows = as_it_lies ? slab.k : rows;
+  s.k = as_it_lies ? rows : slab.k;
+  s.row_stride = k_contiguous || as_it_lies ? x.ld : 1;
+  s.k_stride = k_contiguous || as_it_lies ? 1 : x.ld;
+  s.pitch = round_up(s.k, kTileK);
+  s.row_pitch = planes.ld;
+  s.plane_pitch = as_it_lies ? s.rows * s.pitch : s.pitch;
   if (planes.batch_stride[0]) s.batch_outer = slab.batch[0], s.outer_stride = x.batch_stride[0];
   if (planes.batch_stride[1]) s.batch_inner = slab.batch[1], s.inner_stride = x.batch_stride[1];
   return s;
@@ -35,7 +38,10 @@ class SlabLaunch {
     buffers_.a = workspace;
     buffers_.b = workspace + slabs.b_offset;
     buffers_.workspace = workspace + slabs.bytes;
-    if (index > 0) buffers_.c = buffers.d;
+    if (p.grouped())
+      buffers_.d = static_cast<uint8_t*>(buffers.d) + index * slabs.each * dtype_bytes(p.d);
+    else if (index > 0)
+      buffers_.c = buffers.d;
     guard_ = reinterpret_cast<int32_t*>(workspace + slabs.scales_offset);
     largest_ = reinterpret_cast<uint32_t*>(workspace + slabs.scales_offset + kGuardBytes);
   }
@@ -54,9 +60,14 @@ class SlabLaunch {
 
  private:
   void operands_of(const GemmProblem& slab, SplitOperands& x) const {
-    x[0] = split_operand(slab, p_.a, slab.a, given_.a, p_.m, !p_.a.transposed);
-    x[1] = split_operand(slab, p_.b, slab.b, given_.b, p_.n, p_.b.transposed);
-    for (SplitOperand& side : x) side.from += index_ * slabs_.k * side.k_stride;
+    const int64_t begin = index_ * slabs_.each;  // of the slab
+    const int64_t a_step = p_.grouped() ? 0 : p_.a.transposed ? p_.a.ld : 1;
+    const int64_t b_step = p_.b.transposed == p_.grouped() ? p_.b.ld : 1;
+    const float *const a = static_cast<const float*>(given_.a), *const b =
+                                                                    static_cast<const float*>(given_.b);
+    x[0] = split_operand(slab, p_.a, slab.a, a + begin * a_step, slab.m, !p_.a.transposed);
+    x[1] = split_operand(slab, p_.b, slab.b, b + begin * b_step, slab.n, p_.b.transposed);
+    if (p_.grouped() && index_ > 0) x[0].rows = 0;  // it is there already
     x[0].to = const_cast<void*>(buffers_.a);
     x[1].to = const_cast<void*>(buffers_.b);
     x[0].largest = largest_;
@@ -107,7 +118,7 @@ class SlabLaunch {
 
 void set_plane_part(const GemmProblem& p, bool swap, const PlaneScales& scales, AllParts* params) {
   const PlaneScheme scheme = plane_scheme(p.arithmetic);
-  const int64_t pitch = round_up(p.k, kTileK);
+  const int64_t pitch = plane_pitch(p);
   params->plane_product_count = scheme.products;
   for (int i = 0; i < scheme.products; ++i) {
     const PlanePair pair = kPlanePairs[scheme.products - 1 - i];

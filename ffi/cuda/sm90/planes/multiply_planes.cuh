@@ -20,11 +20,11 @@ __device__ __forceinline__ void drop_non_finite(Accumulators<E>& sum) {
 // acc = the sum of all products of planes, over `k_blocks` steps each. The tensor core adds up the products
 // of one step, cutting each addition off; such sums are then added to `acc`, rounded. Warpgroups multiply one
 // after the other: each adds while the tensor core works for the others. Hooks as those of multiply().
-template <typename E, typename Started, typename Issued>
+template <typename E, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const typename E::Parameters& p,
                                                 const SharedLayout<E>& shared, const ClusterPlace& place,
                                                 RingPosition<E::kStages>& ring, int row, int k_blocks,
-                                                Started&& started, Issued&& issued) {
+                                                Arrived&& arrived, Started&& started, Issued&& issued) {
   using X = OperandTile<E::kX>;
   using Y = OperandTile<E::kY>;
   using Mma = Wgmma<typename E::In, E::kTileN, E::kX, E::kY>;
@@ -46,6 +46,7 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
       mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
       const int stage = ring.stage;
       ring.next();
+      arrived(block, stage);
       const uint64_t x = advance(x_base, stage * (E::kBytesX / 16));
       const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
       float sum[E::kAccumulators];

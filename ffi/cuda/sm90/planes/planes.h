@@ -22,12 +22,15 @@
 //
 // A plane's rows are K-major, padded with zeros to whole steps, and the planes of a row follow each other:
 // plane i begins i * pitch elements further on. So a product of planes is an offset along k for either
-// operand.
+// operand. In sums over the rows of groups planes lie as their operands do, k x m and k x n, and each follows
+// the one before it, which is an offset along k again.
 #pragma once
 
 #include <cstdint>
 
+#include "../../../arithmetic.h"
 #include "../../../problem.h"
+#include "../configs.h"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -63,6 +66,13 @@ constexpr PlaneScheme plane_scheme(Arithmetic arithmetic) {
   }
 }
 constexpr bool of_planes(const GemmProblem& p) { return plane_scheme(p.arithmetic).planes > 0; }
+
+constexpr bool of_sums(const GemmProblem& p) { return p.groups.form == Form::kSums; }
+// How far a plane begins behind the one before it, along k; and the extent of all.
+constexpr int64_t plane_pitch(const GemmProblem& p) { return of_sums(p) ? p.k : round_up(p.k, kTileK); }
+constexpr int64_t k_of_planes(const GemmProblem& p) {
+  return plane_scheme(p.arithmetic).planes * plane_pitch(p);
+}
 
 // Pairs of planes, the largest band first. An arithmetic takes the first so many, and adds them from the last
 // to the first.

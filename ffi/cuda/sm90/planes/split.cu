@@ -129,9 +129,10 @@ __global__ void __launch_bounds__(kSplitThreads, kBlocksEach)
   if (!kScaled && table.guard && !guarded(table.guard, 1)) return;
   for_values(table, [&table](const SplitOperand& x, int64_t batch, int row, int k, const Values& value) {
     if (row >= x.rows) return;
-    uint16_t* const to = static_cast<uint16_t*>(x.to) + (batch * x.rows + row) * table.planes * x.pitch + k;
+    uint16_t* const to =
+        static_cast<uint16_t*>(x.to) + batch * x.rows * table.planes * x.pitch + row * x.row_pitch + k;
     const auto store = [&](int plane, const Part& part) {
-      *reinterpret_cast<uint4*>(to + plane * x.pitch) = {part[0], part[1], part[2], part[3]};
+      *reinterpret_cast<uint4*>(to + plane * x.plane_pitch) = {part[0], part[1], part[2], part[3]};
     };
     if constexpr (kScaled) {
       if (split_scaled(value, scale_exponent(x.largest[row]), store)) *table.guard = 1;
@@ -151,10 +152,11 @@ Status launch(void (*kernel)(SplitTable), const SplitOperands& operands, int pla
   int64_t blocks = 0;
   for (int i = 0; i < 2; ++i) {
     const SplitOperand& x = operands[i];
-    const int64_t steps = ceil_div(x.k, kTileK), own = steps * ceil_div(x.rows, kSplitRows);
+    const int64_t steps = ceil_div(x.k, kTileK), own = steps * ceil_div(x.rows, kSplitRows);  // of a matrix
     blocks += own * x.batch_outer * x.batch_inner;
     if (blocks > INT32_MAX / 2) return {"kernel 'sm90': an operand is too large to split into planes"};
-    table.work[i] = {x, Divisor(static_cast<uint32_t>(steps)), Divisor(static_cast<uint32_t>(own)),
+    table.work[i] = {x, Divisor(static_cast<uint32_t>(steps)),
+                     Divisor(static_cast<uint32_t>(std::max<int64_t>(1, own))),
                      Divisor(static_cast<uint32_t>(x.batch_inner)), static_cast<uint32_t>(blocks)};
   }
   // No more than run at a time: with a guard that is down all of them end at once.

@@ -40,7 +40,7 @@ class Fit(NamedTuple):
 # --- Gaussian process: a linear system by conjugate gradients ---
 
 _NOISE = 1.0  # variance of the noise over that of the process
-_CG_STEPS = 40
+_CG_STEPS = 60
 
 
 def _draw_process(rng: np.random.Generator, size: int) -> tuple[Array, ...]:

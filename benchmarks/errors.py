@@ -129,7 +129,8 @@ class Compiled(NamedTuple):
     message: str = ""
 
 
-def _described(error: Exception) -> str:
+def described(error: Exception) -> str:
+    """The first line of an exception, for a row."""
     return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
@@ -141,7 +142,7 @@ def compiled(form: Form, m: int, n: int, k: int) -> Compiled:
         kernel = chosen_kernel(case, form.kernel, {}) if form.kernel else ""
         return Compiled(jax.jit(function).lower(*case.operands).compile(), kernel)
     except Exception as error:  # the others may still run
-        return Compiled(None, form.kernel, _described(error))
+        return Compiled(None, form.kernel, described(error))
 
 
 def figures(of: Compiled, operands: Sequence[jax.Array], data: Data) -> Row:
@@ -151,7 +152,7 @@ def figures(of: Compiled, operands: Sequence[jax.Array], data: Data) -> Row:
     try:
         got = np.asarray(of.program(*operands), np.float64)
     except Exception as error:
-        return {"message": _described(error)}
+        return {"message": described(error)}
     if not np.isfinite(got).all():
         return {"message": "the result is not finite"}
     return {"error": relative_error(got, data.exact), "worst": float(np.max(abs(got - data.exact) / data.magnitude))}

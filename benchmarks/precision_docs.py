@@ -1,4 +1,7 @@
-"""Writes docs/precision.md, with what errors.py and suite `precisions` found: python benchmarks/precision_docs.py"""
+"""Writes docs/precision.md, with what errors.py, fits.py and suite `precisions` found.
+
+python benchmarks/precision_docs.py
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ _HERE = Path(__file__).resolve().parent
 sys.path += [str(_HERE), str(_HERE / "support")]
 
 import errors  # noqa: E402
+import fits  # noqa: E402
 from errors import PRECISIONS  # noqa: E402
 from performance import markdown, when  # noqa: E402
+from solvers import FITS  # noqa: E402
 
 RESULTS = _HERE / "results"
 PAGE = _HERE.parent / "docs/precision.md"
@@ -117,6 +122,19 @@ Device time, measured {when}. Of XLA's two paths the faster one counts; above 1 
 
 {table}
 """
+_FITS = """
+## Whole programs on {device}
+
+Programs that know nothing of jaxgemm, measured {when} by `benchmarks/fits.py`. Ours is `jaxgemm.override(program,
+precision=...)`; XLA's has that precision as JAX's default. The error is against the same program in float64, in the
+Frobenius norm; float64 computes the residuals too. A cell has ours / XLA's, on the faster of its two paths. "-" did not
+run, or is not asked of ours. Times are {how}. The last column counts the places of the program where a product stands,
+by kernel and arithmetic.
+
+{programs}
+
+{table}
+"""
 
 
 def precisions() -> str:
@@ -199,13 +217,44 @@ def of_speed(content: Row) -> str:
     return _SPEED.format(device=content["device"], when=when(content), table=markdown(columns, lines))
 
 
+def of_fits(content: Row) -> str:
+    """What fits.py found: ours beside XLA's faster path, and float64."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in content["rows"]:
+        of = found.setdefault((row["fit"], row["precision"]), {})
+        best = of.get(row["side"])
+        if best is None or row.get("us", float("inf")) < best.get("us", float("inf")):
+            of[row["side"]] = row
+
+    def cell(of: dict[str, Row], name: str, form: str, unit: float = 1.0) -> str:
+        figures = (of.get(side, {}).get(name) for side in (errors.OURS, errors.XLA))
+        return " / ".join("-" if x is None else format(x * unit, form).replace("e-0", "e-") for x in figures)
+
+    lines = []
+    for (name, precision), of in found.items():
+        error, residual, ms = cell(of, "error", ".1e"), cell(of, "residual", ".1e"), cell(of, "us", ".1f", 1e-3)
+        lines.append((f"`{name}`", precision, error, residual, ms, fits.counted(of.get(errors.OURS, {})) or "-"))
+    programs = [
+        f"- `{name}`, of size {size}: {FITS[name].what}; residual {FITS[name].residual}."
+        for name, size in {row["fit"]: row["size"] for row in content["rows"]}.items()
+    ]
+    return _FITS.format(
+        device=content["device"],
+        when=when(content),
+        how=content["how"],
+        programs="\n".join(programs),
+        table=markdown(("program", "precision", "error", "residual", "ms", "products"), lines),
+    )
+
+
 def page() -> str:
     """docs/precision.md."""
     sections = [_TEXT.format(precisions=precisions(), k=_K, exact=EXACT_K, tiles=EXACT_TILES)]
+    made = {"errors": of_errors, "exact": of_sizes, "precisions": of_speed, "fits": of_fits}
     for folder in sorted(RESULTS.glob("nvidia-*")):
-        for name, made in (("errors", of_errors), ("exact", of_sizes), ("precisions", of_speed)):
+        for name, section in made.items():
             if (file := folder / f"{name}.json").exists():
-                sections.append(made(report.load(file)))
+                sections.append(section(report.load(file)))
     return "".join(sections)
 
 

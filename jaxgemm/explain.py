@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
-from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params, primitives
 from jax.sharding import AxisType, NamedSharding
 
 from jaxgemm import api, roofline
@@ -155,8 +155,15 @@ def _equations(jaxpr: Jaxpr, trips: int = 1, closed: str = "") -> Iterator[_Equa
         name = eqn.primitive.name
         times = trips * eqn.params["length"] if name == "scan" else trips
         within = closed or ("" if name in OPENED else name)
-        for inner in jaxprs_in_params(eqn.params):
+        for inner in _run_by(eqn):
             yield from _equations(inner, times, within)
+
+
+def _run_by(eqn: Any) -> Iterable[Jaxpr]:
+    """The jaxprs that an equation runs. Of a linear solve's the others are for its derivatives."""
+    if eqn.primitive is primitives.linear_solve_p:
+        return (eqn.params["jaxprs"].solve.jaxpr,)
+    return jaxprs_in_params(eqn.params)
 
 
 def _products(jaxpr: Jaxpr, on: _On) -> Iterator[Product]:

@@ -50,6 +50,7 @@ OPENED = frozenset(
         primitives.remat_p.name,
         primitives.custom_jvp_call_p.name,
         primitives.custom_vjp_call_p.name,
+        primitives.linear_solve_p.name,
         "call",
         "closed_call",
         "eval_jaxpr",
@@ -79,9 +80,9 @@ def override(*, kernel: str = "auto", precision: prec.Precision = None) -> Calla
 def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.Precision = None) -> Any:
     """The function with its products computed by jaxgemm, wherever in it they are.
 
-    It reaches through jit, scan, while, cond, checkpoint, shard_map, custom_jvp and custom_vjp, whose rules stay in
-    force, and composes with grad, vmap and jit from outside. Products that no kernel computes stay as they are;
-    ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
+    It reaches through jit, scan, while, cond, checkpoint, shard_map, custom_jvp, custom_vjp and custom_linear_solve,
+    whose rules stay in force, and composes with grad, vmap and jit from outside. Products that no kernel computes stay
+    as they are; ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
 
     A bias along the last axis and an activation that :func:`jaxgemm.gemm` knows, right after a product, become part of
     it, if nothing else reads what stands between. Unless a kernel is named, the two products of a gated layer become
@@ -259,7 +260,9 @@ def _route_eqn(eqn: Any, routing: Routing) -> Any:
 def _route_param(value: Any, routing: Routing) -> Any:
     if isinstance(value, tuple):
         routed = tuple(_route_param(x, routing) for x in value)
-        return value if all(new is old for new, old in zip(routed, value, strict=True)) else routed
+        if all(new is old for new, old in zip(routed, value, strict=True)):
+            return value
+        return type(value)(*routed) if hasattr(value, "_fields") else routed  # a linear solve has a named tuple
     return _route(value, routing) if isinstance(getattr(value, "jaxpr", value), Jaxpr) else value
 
 

@@ -60,6 +60,17 @@ def test_gradients_are_products_too():
     assert len(found.products) in (2, 3)
 
 
+def test_of_a_linear_solve_only_what_solves():
+    def program(a, b):
+        return lax.custom_linear_solve(lambda x: a @ x, b, lambda f, b: b - f(f(b)), lambda f, b: b - f(b))
+
+    structs = shape(8, 8), shape(8, 4)
+    assert len(jaxgemm.explain(jaxgemm.override(program), *structs, platform="cpu").products) == 2
+    found = jaxgemm.explain(program, *structs, platform="cpu")
+    assert len(found.left) == 2
+    assert {x.why for x in found.left} == {"nothing routes it to jaxgemm; jaxgemm.override would"}
+
+
 def test_what_a_kernel_does_not_fuse_is_said():
     """A bias over two axes of the result is one that no kernel adds."""
     f = jax.vmap(lambda a, b, bias: jaxgemm.gemm(a, b, bias=bias, activation="silu", kernel="host"))

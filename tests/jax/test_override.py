@@ -45,6 +45,16 @@ PLACES = {
         jax.jit(lambda x, w: lax.scan(lambda c, _: (tripled(c, w) @ w, None), x, None, length=2)[0]),
         2,
     ),
+    "linear solve": (
+        # The system's product and its transposition, both in a loop again.
+        lambda x, w: lax.custom_linear_solve(
+            lambda v: 4 * v + v @ w,
+            x,
+            lambda f, b: lax.fori_loop(0, 5, lambda _, v: v + (b - f(v)) / 4, b),
+            lambda f, b: lax.fori_loop(0, 5, lambda _, v: v + (b - f(v)) / 4, b),
+        ),
+        4,
+    ),
     "vmap": (lambda x, w: jax.vmap(lambda row: row @ w)(x), 1),
     "grad": (lambda x, w: jax.grad(lambda y: jnp.sum(jnp.sin(y @ w)))(x), 2),
     "einsum": (lambda x, w: jnp.einsum("ab,bc,dc->ad", x, w, w), 2),

@@ -38,6 +38,8 @@ def test_without_results_there_are_words_alone(script, tmp_path, monkeypatch):
     assert "## Errors on Some GPU\n" in script.page()
     report.write(tmp_path / "nvidia-some/precisions.json", {**ABOUT, "rows": []})
     assert "## Speed on Some GPU\n" in script.page()
+    report.write(tmp_path / "nvidia-some/fits.json", {**ABOUT, "how": "of a watch", "rows": []})
+    assert "## Whole programs on Some GPU\n" in script.page()
 
 
 def test_errors(script):
@@ -95,4 +97,41 @@ def test_speed(script, tmp_path):
         "| `F32_F32_F32` | 8×9×10 | 200 | 1.20 | 1.20 |",
         f"| `{x3}` | 8×9×10 | 50 | - | 4.80 |",
         f"| `{x9}` | 8×9×10 | - | - | - |",
+    ]
+
+
+def test_whole_programs(script):
+    def row(fit, precision, side, us, error, residual, path="", **more):
+        figures = {"error": error, "residual": residual, "us": us} if us else {"message": "no"}
+        return {"fit": fit, "size": 64, "precision": precision, "side": side, "path": path, **figures, **more}
+
+    x3 = "TF32_TF32_F32_X3"
+    exact = row("network", "float64", "XLA", 9e3, 0, 1e-12, "default")
+    del exact["error"]
+    rows = [
+        exact,
+        row("network", "default", "XLA", 100.0, 2e-3, 4e-3, "default"),
+        row("network", "highest", "XLA", 3e3, 3e-7, 2e-7, "default"),
+        row("network", "highest", "XLA", 2e3, 4e-7, 5e-7, "cublas"),
+        row("network", x3, "XLA", None, None, None, "default"),
+        row("network", x3, "XLA", 1500.0, 6e-7, 7e-7, "cublas"),
+        row("network", "highest", "jaxgemm", 1234.0, 1e-7, 1e-7, products={"sm90 bf16_x6": 3, "XLA": 1}),
+        row("network", x3, "jaxgemm", None, None, None),
+        row("rotation", x3, "XLA", None, None, None, "default"),
+    ]
+    section = script.of_fits({**ABOUT, "how": "of a watch", "rows": rows})
+    assert "measured 2026-01-02, 0123456 by" in section
+    assert "Times are of a watch." in section
+    assert [line.partition(":")[0] for line in section.splitlines() if line.startswith("- ")] == [
+        "- `network`, of size 64",
+        "- `rotation`, of size 64",
+    ]
+    assert [line for line in section.splitlines() if line.startswith("|")] == [
+        "| program | precision | error | residual | ms | products |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| `network` | float64 | - / - | - / 1.0e-12 | - / 9.0 | - |",
+        "| `network` | default | - / 2.0e-3 | - / 4.0e-3 | - / 0.1 | - |",
+        "| `network` | highest | 1.0e-7 / 4.0e-7 | 1.0e-7 / 5.0e-7 | 1.2 / 2.0 | 3 sm90 bf16_x6, 1 XLA |",
+        "| `network` | TF32_TF32_F32_X3 | - / 6.0e-7 | - / 7.0e-7 | - / 1.5 | - |",
+        "| `rotation` | TF32_TF32_F32_X3 | - / - | - / - | - / - | - |",
     ]

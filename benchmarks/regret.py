@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgemm.choice.select import Candidate, candidates, check, computed
+from jaxgemm.choice.resolve import Candidate, candidates, check, computed
 from jaxgemm.kernels import Device, Kernel, default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, configurations, report
 from jaxgemm.measure.case import ALGORITHMS, Case, make_inputs

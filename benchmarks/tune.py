@@ -22,9 +22,9 @@ import jax
 
 import jaxgemm
 from jaxgemm import tuning
+from jaxgemm.choice.resolve import candidates, check, computed
 from jaxgemm.choice.rules import Question, Side
 from jaxgemm.choice.rules_hopper import decide
-from jaxgemm.choice.select import candidates, check, computed
 from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.kernels import default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, report

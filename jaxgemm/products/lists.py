@@ -27,7 +27,8 @@ from jaxgemm import dtypes, wire
 from jaxgemm import precision as prec
 from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, in_one_launch
+from jaxgemm.choice.resolve import MAX_WORKSPACE, Choice, computed
+from jaxgemm.choice.select import in_one_launch
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, configuration, device_for
 from jaxgemm.problem import Matrix, Problem

@@ -11,7 +11,8 @@ import numpy as np
 from jaxgemm import precision as prec
 from jaxgemm import roofline
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import INVARIANT_ROWS, Choice
+from jaxgemm.choice.invariant import INVARIANT_ROWS
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Kernel

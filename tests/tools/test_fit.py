@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxgemm.choice.select import candidates, computed
+from jaxgemm.choice.resolve import candidates, computed
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure import configurations
 from jaxgemm.measure.case import Case

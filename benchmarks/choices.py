@@ -114,7 +114,7 @@ def replay(timed: Timed) -> Replayed | None:
     if not isinstance(best, Choice) or best.kernel is None or best.kernel.name not in timed.ours:
         return None
     expected = best.considered[0].microseconds if best.considered else math.inf
-    question = Question(problem, device, precision, expected, xla_times.microseconds(problem))
+    question = Question(problem, device, precision, expected, xla_times.microseconds(problem), best.arithmetic)
     rule, side = rules_hopper.decide(question)
     without = side if rule is LAST else rules_hopper.decide(question, without=rule.name)[1]
     return Replayed(timed, rule, side, without, {Side.OURS: timed.ours[best.kernel.name], Side.XLA: timed.xla})

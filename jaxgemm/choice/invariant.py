@@ -41,7 +41,7 @@ def invariant(
     reasons = []
     for name in INVARIANT if kernel == "auto" else (kernel,):
         row = find_kernel(name)
-        if kernel == "auto" and _less_exact(row, problem, precision):
+        if kernel == "auto" and _less_exact(row, problem, device, precision):
             continue
         chosen = _pinned(row, options, stand_in, device, precision)
         if isinstance(chosen, Choice):
@@ -74,8 +74,8 @@ def _pinned(
     )
 
 
-def _less_exact(row: Kernel, problem: Problem, precision: prec.Precision) -> bool:
+def _less_exact(row: Kernel, problem: Problem, device: Device, precision: prec.Precision) -> bool:
     """Whether ``auto`` leaves the sums to other kernels, as theirs are more exact where sums are short."""
-    asked = computed(row, problem, precision)
+    asked = computed(row, problem, device, precision)
     planes = isinstance(asked, Problem) and asked.arithmetic == "bf16_x6"
     return planes and not prec.is_algorithm(precision) and problem.k < rules.EXACT_K

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -56,6 +58,7 @@ class Choice:
         ours: the microseconds that it expects; None if it has no cost model.
         theirs: the microseconds that XLA's product should take; None if that is not modelled.
         arithmetic: how the kernel multiplies, one of :data:`jaxgemm.precision.ARITHMETICS`.
+        beside: other arithmetics that the kernel might multiply in, with the microseconds that it expects of each.
         further: where several calls make up the product, the choices of those after the first, of the same kernel.
     """
 
@@ -69,6 +72,7 @@ class Choice:
     ours: float | None = None
     theirs: float | None = None
     arithmetic: str = "plain"
+    beside: tuple[tuple[str, float], ...] = ()
     further: tuple[Choice, ...] = ()
 
     @staticmethod
@@ -119,18 +123,68 @@ def _call(kernel: Kernel, config: tuple[int, ...], problem: Problem) -> Any:
     return ffi.Call(wire.attributes(kernel.name, config, problem), list(problem.dtypes), problem.gated)
 
 
-def computed(row: Kernel, problem: Problem, precision: prec.Precision, *, alone: bool = False) -> Problem | str:
-    """The problem in an arithmetic of the kernel's that the precision allows, or why there is none.
+#: Whether kernels weigh arithmetics by expected time; see ``least_exact``.
+_weighs = True
+
+
+@contextlib.contextmanager
+def least_exact() -> Iterator[None]:
+    """For tests and timings: a kernel takes the least exact arithmetic that it may, whatever others should take."""
+    global _weighs
+    before = _weighs
+    _weighs = False
+    resolve.cache_clear()
+    try:
+        yield
+    finally:
+        _weighs = before
+        resolve.cache_clear()
+
+
+def weighed(
+    row: Kernel, problem: Problem, device: Device, precision: prec.Precision, *, alone: bool = False
+) -> list[tuple[Problem, float]]:
+    """The problem in each arithmetic that the kernel may compute it in, with the microseconds that it expects.
+
+    The least time is first. None has a larger bound than the least exact one. Which it is does not follow from the
+    kernel's options, so that setting one changes no rounding of operands.
 
     ``alone``: a row's bits must not follow from other rows. Those of a batch never do.
     """
-    operand = np.dtype(jnp.dtype(problem.dtypes[0]))
     over = prec.OF_OTHER_ROWS if alone or problem.batch != (1, 1) else ()
     known = row.arithmetics(problem.dtypes)
-    for arithmetic in prec.arithmetics(precision, operand):
-        if arithmetic in known and arithmetic not in over:
-            return replace(problem, arithmetic=arithmetic)
-    return f"kernel '{row.name}': {prec.refusal(precision, operand, known[0])}"
+    allowed = [x for x in prec.arithmetics(precision, _operand(problem)) if x in known and x not in over]
+    problems = [replace(problem, arithmetic=x) for x in allowed if _bound(x, problem) <= _bound(allowed[0], problem)]
+    if len(problems) < 2 or not _weighs:
+        return [(x, math.inf) for x in problems[:1]]
+    return sorted(((x, _least(row, x, device)) for x in problems), key=lambda found: found[1])
+
+
+def _operand(problem: Problem) -> np.dtype:
+    return np.dtype(jnp.dtype(problem.dtypes[0]))
+
+
+def _bound(arithmetic: str, problem: Problem) -> float:
+    """What its errors are bounded by; infinity where it promises nothing."""
+    bound = prec.bound_of(arithmetic, problem.k)
+    return math.inf if bound is None else bound
+
+
+def _least(row: Kernel, problem: Problem, device: Device) -> float:
+    """The microseconds that the kernel expects of a problem; infinity where it cannot run it, or has no cost model."""
+    found = [] if check(row, (), problem, device)[0] else candidates(row, (), problem, device, 1)
+    return found[0].microseconds if found else math.inf
+
+
+def computed(row: Kernel, problem: Problem, device: Device, precision: prec.Precision) -> Problem | str:
+    """The problem in the arithmetic that the kernel computes it in, or why there is none."""
+    found = weighed(row, problem, device, precision)
+    return found[0][0] if found else _refusal(row, problem, precision)
+
+
+def _refusal(row: Kernel, problem: Problem, precision: prec.Precision) -> str:
+    known = row.arithmetics(problem.dtypes)
+    return f"kernel '{row.name}': {prec.refusal(precision, _operand(problem), known[0])}"
 
 
 @lru_cache(maxsize=4096)
@@ -145,10 +199,10 @@ def resolve(
 ) -> Choice | str:
     """A kernel with what its options leave open filled in by its cost model, or why it cannot run the problem."""
     row = find_kernel(name)
-    asked = computed(row, problem, precision, alone=alone)
-    if isinstance(asked, str):
-        return asked
-    problem = asked
+    found = weighed(row, problem, device, precision, alone=alone)
+    if not found:
+        return _refusal(row, problem, precision)
+    (problem, _), *others = found
     reason, workspace = check(row, config, problem, device)
     if reason:
         return reason
@@ -159,7 +213,8 @@ def resolve(
         reason, workspace = check(row, config, problem, device)
     if not reason and workspace > MAX_WORKSPACE and not raised:
         reason = f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
-    return reason or Choice(row, config, workspace, "", considered, arithmetic=problem.arithmetic)
+    beside = tuple((x.arithmetic, us) for x, us in others if us < math.inf)
+    return reason or Choice(row, config, workspace, "", considered, arithmetic=problem.arithmetic, beside=beside)
 
 
 def xla_expects(problem: Problem, device: Device, precision: prec.Precision) -> float | None:

@@ -226,7 +226,7 @@ def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device
     types = own[0].dtypes
     if row.platform != device.platform:
         return f"kernel '{row.name}' runs on {row.platform}, the program is for {device.platform}"
-    first = computed(row, own[0], params["precision"])
+    first = computed(row, own[0], device, params["precision"])
     if isinstance(first, str):
         return first
     if any(name not in dtypes.ELEMENT_TYPES for name in types):

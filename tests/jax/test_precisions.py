@@ -14,6 +14,8 @@ from jaxgemm.kernels import find_kernel
 from jaxgemm.measure.case import ALGORITHMS
 
 NAMES = ALGORITHMS
+#: Of a product so large that what multiplies fewest parts is fastest.
+SQUARE = (4096, 4096)
 needs_sm90 = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
 
 
@@ -91,8 +93,8 @@ def test_slabs_keep_to_the_workspace():
 def test_batches_are_not_scaled():
     """Their guard would be one for all of them."""
     scaled = {"precision": "TF32_TF32_F32_X3"}
-    assert choice(jaxgemm.matmul, (512, 512), (512, 512), **scaled)[0].arithmetic == "f16_x3"
-    assert choice(jaxgemm.matmul, (4, 512, 512), (4, 512, 512), **scaled)[0].arithmetic == "bf16_x6"
+    assert choice(jaxgemm.matmul, SQUARE, SQUARE, **scaled)[0].arithmetic == "f16_x3"
+    assert choice(jaxgemm.matmul, (4, *SQUARE), (4, *SQUARE), **scaled)[0].arithmetic == "bf16_x6"
 
 
 @needs_sm90
@@ -122,9 +124,6 @@ def arithmetics(function, *shapes, **options):
     operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     products = jaxgemm.explain(lambda *x: function(*x, **options), *operands, platform="cuda").products
     return [product.decision.choice.arithmetic for product in products]
-
-
-SQUARE = (4096, 4096)
 
 
 @needs_sm90

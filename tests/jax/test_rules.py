@@ -149,7 +149,9 @@ NAMED = [
 def test_named_algorithms_are_ours_on_hopper(rule, algorithm, arithmetic):
     for shape in ((64, 64, 64), (2047, 33, 65), (4096, 4096, 4096)):
         choice = select.select(problem("float32", *shape), HOPPER, precision=algorithm)
-        assert (choice.kernel.name, choice.rule, choice.arithmetic) == ("sm90", rule, arithmetic)
+        # The passes that scale take longer than what they save of small products.
+        taken = "bf16_x6" if arithmetic == "f16_x3" and shape != (4096, 4096, 4096) else arithmetic
+        assert (choice.kernel.name, choice.rule, choice.arithmetic) == ("sm90", rule, taken)
         assert select.select(problem("float32", *shape), AMPERE, precision=algorithm).rule == "other-chip"
     # Bits that follow from other rows are none of a batch-invariant product's.
     invariant = select.select(problem("float32", 64, 64, 64), HOPPER, precision=algorithm, batch_invariant=True)

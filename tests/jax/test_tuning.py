@@ -81,6 +81,8 @@ def test_a_measurement_is_of_operands_and_arithmetic():
     full, default = (tuning.Key.of(problem("float32"), precision.canonical(x)) for x in ("highest", "default"))
     assert (full.arithmetic, default.arithmetic) == ("plain", "tf32")
     assert full == key_of(640, 488, 2051, 1, "NN", "float32")
+    named = [tuning.Key.of(problem("float32"), precision.canonical(x)).arithmetic for x in precision.BY_PARTS]
+    assert named == ["bf16", "bf16_x3", "bf16_x6", "bf16_x9", "f16_x3"]
     assert tuning.Key.of(problem(), None) == tuning.Key.of(problem(), precision.canonical("highest")) == KEY
     assert KEY.alike() == key_of(640, 488, 2051, 1, "NN", "float16")
     for other in (replace(KEY, b="float16"), replace(KEY, d="float32"), full):

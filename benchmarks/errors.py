@@ -6,11 +6,11 @@
 Every precision computes the same products of five kinds of data, drawn in float64 and rounded to float32, and is held
 to float64. `error` is the difference over the exact product, in the Frobenius norm; `worst` is an element's difference
 over its sum of |a||b|, at most. Of ours `sm90` computes what has planes, `simt` F32_F32_F32, and `auto` "highest"; on a
-CPU `host` computes what it can. TF32_TF32_F32_X3 is of scaled parts, also where BF16_BF16_F32_X6, whose errors have rows
-of their own, would be faster. A program that does not run has a message instead of figures. Results go to
-benchmarks/results/<device>/errors.json, written anew after each k. Last it says from which k on BF16_BF16_F32_X6 has no
-larger error than XLA's product in fp32, for m x n results. XLA splits sums of few results, and has smaller errors then:
-EXACT_K and EXACT_TILES of jaxgemm/choice/rules.py are about long chains.
+CPU `host` computes what it can. TF32_TF32_F32_X3 is of scaled parts, also where BF16_BF16_F32_X6 would be faster. A
+program that does not run has a message instead of figures. Results go to benchmarks/results/<device>/errors.json,
+written anew after each k. Last it says from which k on BF16_BF16_F32_X6 has no larger error than XLA's product in fp32,
+for m x n results. XLA splits sums of few results, and has smaller errors then: EXACT_K and EXACT_TILES of
+jaxgemm/choice/rules.py are about long chains.
 """
 
 from __future__ import annotations

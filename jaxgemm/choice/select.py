@@ -173,7 +173,8 @@ def contender(
     problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...] = ()
 ) -> Choice | str:
     """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
-    rows = [find_kernel(name) for x in Question(problem, device, precision).contenders for name in x.kernels]
+    names = dict.fromkeys(name for x in Question(problem, device, precision).contenders for name in x.kernels)
+    rows = [find_kernel(name) for name in names]
     configs = [configuration(row, _had(row, options)) for row in rows]
     tried = [resolve(row.name, config, problem, device, precision) for row, config in zip(rows, configs, strict=True)]
     choices = [found for found in tried if isinstance(found, Choice)]

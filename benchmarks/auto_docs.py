@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxgemm.choice import rules, rules_hopper
+from jaxgemm.choice.resolve import Candidate, Choice
 from jaxgemm.choice.rules import Question, Reason, Rule, Section
-from jaxgemm.choice.select import Candidate, Choice
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
 from jaxgemm.kernels import H200, configuration, find_kernel

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jaxgemm
 from jaxgemm.choice import rules, rules_hopper, select, xla_times
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.choice.rules import Question, Rule, Side
 from jaxgemm.kernels import Device
 from jaxgemm.measure import report
@@ -110,10 +111,10 @@ def replay(timed: Timed) -> Replayed | None:
     if rules.first([rules.FACTS], question):
         return None
     best = select.contender(problem, device, precision)
-    if not isinstance(best, select.Choice) or best.kernel is None or best.kernel.name not in timed.ours:
+    if not isinstance(best, Choice) or best.kernel is None or best.kernel.name not in timed.ours:
         return None
     expected = best.considered[0].microseconds if best.considered else math.inf
-    question = Question(problem, device, precision, expected, xla_times.microseconds(problem))
+    question = Question(problem, device, precision, expected, xla_times.microseconds(problem), best.arithmetic)
     rule, side = rules_hopper.decide(question)
     without = side if rule is LAST else rules_hopper.decide(question, without=rule.name)[1]
     return Replayed(timed, rule, side, without, {Side.OURS: timed.ours[best.kernel.name], Side.XLA: timed.xla})

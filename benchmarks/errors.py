@@ -7,11 +7,11 @@
 Every precision computes the same products of five kinds of data, drawn in float64 and rounded to float32, and is held
 to float64. `error` is the difference over the exact product, in the Frobenius norm; `worst` is an element's difference
 over its sum of |a||b|, at most. Of ours `sm90` computes what has planes, `simt` F32_F32_F32, and `auto` "highest"; on a
-CPU `host` computes what it can. A program that does not run has a message instead of figures. Results go to
-benchmarks/results/<device>/errors.json, written anew after each k. Last it says from which k on BF16_BF16_F32_X6 has no
-larger error than XLA's product in fp32, for m x n results. XLA splits sums of few results, and has smaller errors then.
-So --sizes compares these two alone, for results of several sizes, and writes exact.json: EXACT_K and EXACT_TILES of
-jaxgemm/choice/rules.py are read off that.
+CPU `host` computes what it can. TF32_TF32_F32_X3 is of scaled parts, also where BF16_BF16_F32_X6 would be faster. A
+program that does not run has a message instead of figures. Results go to benchmarks/results/<device>/errors.json,
+written anew after each k. Last it says from which k on BF16_BF16_F32_X6 has no larger error than XLA's product in fp32,
+for m x n results. XLA splits sums of few results, and has smaller errors then. So --sizes compares these two alone, for
+results of several sizes, and writes exact.json: EXACT_K and EXACT_TILES of jaxgemm/choice/rules.py are read off that.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from jaxgemm.choice.resolve import least_exact
 from jaxgemm.choice.rules import EXACT_K
 from jaxgemm.measure import provenance, report
 from jaxgemm.measure.bench import chosen_kernel
@@ -323,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "how": "against float64; error: in the Frobenius norm, worst: of an element over its sum of |a||b|, at most",
     }
     rows: list[Row] = []
-    with report.progress(len(options.k) * len(asked), "errors") as step:
+    with report.progress(len(options.k) * len(asked), "errors") as step, least_exact():
         for of_k in measure((options.m, options.n), options, asked, step):
             rows += of_k
             report.write(file, {**about, "rows": rows})

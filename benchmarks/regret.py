@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgemm.choice.select import Candidate, candidates, check, computed
+from jaxgemm.choice.resolve import Candidate, candidates, check, computed, least_exact
 from jaxgemm.kernels import Device, Kernel, default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, configurations, report
 from jaxgemm.measure.case import ALGORITHMS, Case, make_inputs
@@ -46,7 +46,7 @@ from paths import sets_of_operands  # noqa: E402
 from shapes import SUITES, drawn  # noqa: E402
 from tune import problem_of  # noqa: E402
 
-_CONFIGURATIONS_AT_ONCE = 14  # compiled by threads, as XLA compiles without Python's lock
+_AT_ONCE = 14  # compiled by threads, as XLA compiles without Python's lock
 _WALKS = (1, 2, 4, 8, 16, 32)  # rows of tiles that are walked together, by option walk_height
 
 
@@ -102,7 +102,7 @@ def main() -> int:
 
     draw, device = random.Random(options.seed), device_for(default_platform())
     began = time.monotonic()
-    with report.progress(len(cases), "regret") as step, ThreadPoolExecutor(_CONFIGURATIONS_AT_ONCE) as pool:
+    with report.progress(len(cases), "regret") as step, ThreadPoolExecutor(_AT_ONCE) as pool, least_exact():
         for case in cases:
             if time.monotonic() - began > options.seconds:
                 break
@@ -125,7 +125,7 @@ def main() -> int:
 def _weighed(row: Kernel, case: Case, device: Device) -> tuple[list[Candidate], Problem | None]:
     """The kernel's configurations for a product, and the problem that they are of; None where it weighs none."""
     asked = problem_of(case)
-    problem = None if asked is None else computed(row, asked, canonical(case.jax_precision))
+    problem = None if asked is None else computed(row, asked, device, canonical(case.jax_precision))
     if problem is None or isinstance(problem, str) or check(row, (), problem, device)[0]:
         return [], None
     found = candidates(row, (), problem, device)

@@ -22,9 +22,9 @@ import jax
 
 import jaxgemm
 from jaxgemm import tuning
+from jaxgemm.choice.resolve import candidates, check, computed
 from jaxgemm.choice.rules import Question, Side
 from jaxgemm.choice.rules_hopper import decide
-from jaxgemm.choice.select import candidates, check, computed
 from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.kernels import default_platform, device_for, find_kernel
 from jaxgemm.measure import bench, report
@@ -138,7 +138,7 @@ def _contenders(question: Question, count: int) -> list[tuple[float, str]]:
     found: list[tuple[float, str]] = []
     for name in (name for known in question.measured for name in known.kernels):
         row = find_kernel(name)
-        problem = computed(row, question.problem, question.precision)
+        problem = computed(row, question.problem, device, question.precision)
         if isinstance(problem, str) or check(row, (), problem, device)[0]:
             continue
         weighed = candidates(row, (), problem, device)[:count]

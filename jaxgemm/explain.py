@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jaxgemm import api, roofline
 from jaxgemm._jax_private import explicit_axes
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import Choice
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.kernels import default_platform
 from jaxgemm.override import OPENED, RAGGED, Routing, refusal, routing_of
 from jaxgemm.products.kind import KINDS, by_name

@@ -131,7 +131,7 @@ def arithmetics(precision: Precision, operand: np.dtype) -> tuple[str, ...]:
     """
     if is_algorithm(precision):
         named = emulated(precision, operand)
-        if named == "f16_x3":  # whose bits follow from other rows: bf16_x6 is for products in which they must not
+        if named == "f16_x3":  # whose bits follow from other rows, and which has more passes: bf16_x6 may be faster
             return "f16_x3", "bf16_x6"
         return (named,) if named else ("plain",) * _is_ours(precision, operand)
     if operand != np.float32:

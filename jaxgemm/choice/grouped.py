@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxgemm import precision as prec
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import Choice, in_one_launch, resolve
+from jaxgemm.choice.resolve import Choice, resolve
+from jaxgemm.choice.select import in_one_launch
 from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem

@@ -8,119 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
-
-import jax.numpy as jnp
-import numpy as np
+from dataclasses import replace
 
 from jaxgemm import precision as prec
-from jaxgemm import tuning, wire
-from jaxgemm._runtime import ffi
+from jaxgemm import tuning
 from jaxgemm.choice import rules, rules_hopper, xla_times
+from jaxgemm.choice.invariant import invariant
+from jaxgemm.choice.resolve import Choice, resolve, xla_expects
 from jaxgemm.choice.rules import Question, Reason, Side
-from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, configuration, find_kernel, kernels
 from jaxgemm.problem import Problem
-
-#: The largest workspace a kernel may ask XLA for, in bytes.
-MAX_WORKSPACE = 1 << 30
-#: How many of a kernel's configurations a choice remembers for ``explain``.
-SHOWN = 4
-#: Kernels for batch-invariant products, in order of preference: the fastest for their types first.
-INVARIANT = ("sm90", "sm80", "shared_pipeline", "register_blocked", "host")
-#: The number of rows that a batch-invariant product's configuration is chosen for, whatever its own.
-INVARIANT_ROWS = 256
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A configuration of a kernel, as its cost model sees it.
-
-    Attributes:
-        config: a value for each of the kernel's options, in their order.
-        microseconds: the device time that is expected.
-        parts: what that is made of, by name, in microseconds; empty where the model does not say.
-    """
-
-    config: tuple[int, ...]
-    microseconds: float
-    parts: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What runs a problem.
-
-    Attributes:
-        kernel: a row of the table, or None for XLA's own product.
-        config: values for the kernel's options, in their order; empty: the kernel's own defaults.
-        workspace: bytes of scratch memory that the call asks XLA for.
-        why: one sentence.
-        considered: configurations of the kernel, best first by its cost model, the chosen one among them.
-        rule: the name of what decided, as in docs/auto.md.
-        contender: the kernel of ours that was asked for or expects the least time, whoever runs the problem; "" if none
-            was weighed.
-        ours: the microseconds that it expects; None if it has no cost model.
-        theirs: the microseconds that XLA's product should take; None if that is not modelled.
-        arithmetic: how the kernel multiplies, one of :data:`jaxgemm.precision.ARITHMETICS`.
-        further: where several calls make up the product, the choices of those after the first, of the same kernel.
-    """
-
-    kernel: Kernel | None = None
-    config: tuple[int, ...] = ()
-    workspace: int = 0
-    why: str = ""
-    considered: tuple[Candidate, ...] = ()
-    rule: str = ""
-    contender: str = ""
-    ours: float | None = None
-    theirs: float | None = None
-    arithmetic: str = "plain"
-    further: tuple[Choice, ...] = ()
-
-    @staticmethod
-    def xlas(rule: Reason, why: str = "") -> Choice:
-        """XLA's own product, by this rule, because of what it says unless more is known."""
-        return Choice(why=why or rule.says, rule=rule.name)
-
-    def left(self, rule: Reason, why: str) -> Choice:
-        """The same, for which what is known of a kernel of ours speaks."""
-        return replace(self, kernel=None, config=(), workspace=0, considered=(), further=(), rule=rule.name, why=why)
-
-    @property
-    def expected(self) -> float:
-        """The microseconds that the kernel expects for this call; infinity if it has no cost model."""
-        return self.considered[0].microseconds if self.considered else math.inf
-
-
-def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device) -> tuple[str, int]:
-    """(why the kernel cannot run the problem, or "", and its workspace bytes), by the compiled constraints."""
-    if kernel.platform != device.platform:
-        return f"kernel '{kernel.name}' runs on {kernel.platform}, the program is for {device.platform}", 0
-    if any(name not in ELEMENT_TYPES for name in problem.dtypes):
-        a, b, d = problem.dtypes[:3]
-        supported = ", ".join(f"{t[0]} x {t[1]} -> {t[2]}" for t in kernel.types)
-        return f"kernel '{kernel.name}' got {a} x {b} -> {d}; it supports {supported}", 0
-    reason, workspace = ffi.check(_call(kernel, config, problem), device.arch)
-    return reason, workspace
-
-
-def candidates(
-    kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Device, most: int = 0
-) -> list[Candidate]:
-    """The kernel's configurations for a problem, best first by its cost model; none if it has no model.
-
-    ``config`` fixes the options that are not 0 in it. ``most`` of them are returned, or all where it is 0.
-    """
-    found = ffi.candidates(_call(kernel, config, problem), device.arch, device.sm_count, device.bandwidth, most)
-    return [Candidate(tuple(values), us, parts=tuple(parts.items())) for values, us, parts in found]
-
-
-def _call(kernel: Kernel, config: tuple[int, ...], problem: Problem) -> Any:
-    return ffi.Call(wire.attributes(kernel.name, config, problem), list(problem.dtypes), problem.gated)
 
 
 def select(
@@ -143,74 +41,14 @@ def select(
     if kernel == "xla":
         return Choice.xlas(rules.BY_NAME, "XLA's product was asked for by name")
     if batch_invariant:
-        return _invariant(problem, device, precision, kernel, options)
+        return invariant(problem, device, precision, kernel, options)
     if kernel == "auto":
         return _automatic(problem, device, precision, options)
     row = find_kernel(kernel)
     choice = resolve(kernel, configuration(row, options), problem, device, precision)
     if not isinstance(choice, Choice):
         raise UnsupportedError(choice)
-    return _ours(choice, rules.BY_NAME, rules.BY_NAME.says, _theirs(problem, device, precision))
-
-
-def _invariant(
-    problem: Problem,
-    device: Device,
-    precision: prec.Precision,
-    kernel: str,
-    options: tuple[tuple[str, int], ...],
-) -> Choice:
-    """The kernel and configuration of the same product with ``INVARIANT_ROWS`` rows, and no batch."""
-    a, b = problem.a, problem.b
-    stand_in = replace(
-        problem,
-        m=INVARIANT_ROWS,
-        batch=(1, 1),
-        a=replace(a, transposed=False, ld=max(problem.k, 1), batch_stride=(0, 0)),
-        b=replace(b, batch_stride=(0, 0)),
-        epilogue=Epilogue(),
-    )
-    reasons = []
-    for name in INVARIANT if kernel == "auto" else (kernel,):
-        row = find_kernel(name)
-        if kernel == "auto" and _less_exact(row, problem, precision):
-            continue
-        chosen = _pinned(row, options, stand_in, device, precision)
-        if isinstance(chosen, Choice):
-            free = {name for name, value in row.pins.items() if not value} - dict(options).keys()
-            config = tuple(0 if name in free else x for name, x in zip(row.options, chosen.config, strict=False))
-            found = resolve(row.name, config, problem, device, precision, alone=True)
-            if not isinstance(found, Choice):  # another kernel would be one that follows m
-                raise UnsupportedError(f"batch_invariant: {found}")
-            why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, whatever there are"
-            theirs = _theirs(problem, device, precision)
-            return replace(_ours(found, rules.INVARIANT, why, theirs), considered=chosen.considered)
-        reasons.append(chosen)
-    raise UnsupportedError(f"batch_invariant: {'; '.join(reasons)}")
-
-
-def _pinned(
-    row: Kernel, options: tuple[tuple[str, int], ...], problem: Problem, device: Device, precision: prec.Precision
-) -> Choice | str:
-    """The kernel with every option that matters to the order of sums fixed, or why that cannot be."""
-    if row.batch_invariant:
-        return resolve(row.name, configuration(row, options), problem, device, precision, alone=True)
-    if not row.pins:
-        return f"kernel '{row.name}' does not promise that a row's bits are the same for every m"
-    given, held = dict(options), {name: value for name, value in row.pins.items() if value}
-    for name, value in held.items():
-        if given.get(name, 0) not in (0, value):
-            return f"option {name} of kernel '{row.name}' must be {value}, got {given[name]}"
-    return resolve(
-        row.name, configuration(row, tuple({**given, **held}.items())), problem, device, precision, alone=True
-    )
-
-
-def _less_exact(row: Kernel, problem: Problem, precision: prec.Precision) -> bool:
-    """Whether ``auto`` leaves the sums to other kernels, as theirs are more exact where sums are short."""
-    asked = computed(row, problem, precision)
-    planes = isinstance(asked, Problem) and asked.arithmetic == "bf16_x6"
-    return planes and not prec.is_algorithm(precision) and problem.k < rules.EXACT_K
+    return choice.ours_by(rules.BY_NAME, rules.BY_NAME.says, xla_expects(problem, device, precision))
 
 
 #: What a kernel has that computes several products at once, by the attribute of its row.
@@ -271,12 +109,12 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
             return found
         composed = _composed(problem, device, precision)
         if kernel != "auto":
-            return _ours(found, rules.BY_NAME, rules.BY_NAME.says, composed)
+            return found.ours_by(rules.BY_NAME, rules.BY_NAME.says, composed)
         if found.expected <= _ONE_LAUNCH_MARGIN * composed:
             why = f"one launch; two products and what follows should take {composed:.0f} us"
-            return _ours(found, rules.GATED_ONE_LAUNCH, why, composed)
+            return found.ours_by(rules.GATED_ONE_LAUNCH, why, composed)
         why = f"one launch expects {found.expected:.0f} us, two products should take {composed:.0f}"
-        return _ours(found, rules.GATED_COMPOSED, why, composed).left(rules.GATED_COMPOSED, why)
+        return found.ours_by(rules.GATED_COMPOSED, why, composed).left(rules.GATED_COMPOSED, why)
 
     return in_one_launch("gated", kernel, device, weighed, rules.GATED_MISSING)
 
@@ -292,49 +130,6 @@ def _composed(problem: Problem, device: Device, precision: prec.Precision) -> fl
     best, theirs = contender(single, device, precision), xla_times.microseconds(single)
     product = min(best.expected if isinstance(best, Choice) else math.inf, math.inf if theirs is None else theirs)
     return 2 * product + xla_times.combining_microseconds(problem)
-
-
-def computed(row: Kernel, problem: Problem, precision: prec.Precision, *, alone: bool = False) -> Problem | str:
-    """The problem in an arithmetic of the kernel's that the precision allows, or why there is none.
-
-    ``alone``: a row's bits must not follow from other rows. Those of a batch never do.
-    """
-    operand = np.dtype(jnp.dtype(problem.dtypes[0]))
-    over = prec.OF_OTHER_ROWS if alone or problem.batch != (1, 1) else ()
-    known = row.arithmetics(problem.dtypes)
-    for arithmetic in prec.arithmetics(precision, operand):
-        if arithmetic in known and arithmetic not in over:
-            return replace(problem, arithmetic=arithmetic)
-    return f"kernel '{row.name}': {prec.refusal(precision, operand, known[0])}"
-
-
-@lru_cache(maxsize=4096)
-def resolve(
-    name: str,
-    config: tuple[int, ...],
-    problem: Problem,
-    device: Device,
-    precision: prec.Precision = None,
-    *,
-    alone: bool = False,
-) -> Choice | str:
-    """A kernel with what its options leave open filled in by its cost model, or why it cannot run the problem."""
-    row = find_kernel(name)
-    asked = computed(row, problem, precision, alone=alone)
-    if isinstance(asked, str):
-        return asked
-    problem = asked
-    reason, workspace = check(row, config, problem, device)
-    if reason:
-        return reason
-    raised = not alone and dict(zip(row.options, config, strict=False)).get("slabs", 0) > 0  # who asks for so few slabs
-    considered = tuple(candidates(row, config, problem, device, SHOWN))
-    if considered:
-        config = considered[0].config
-        reason, workspace = check(row, config, problem, device)
-    if not reason and workspace > MAX_WORKSPACE and not raised:
-        reason = f"kernel '{row.name}' needs {workspace} bytes of workspace, the limit is {MAX_WORKSPACE}"
-    return reason or Choice(row, config, workspace, "", considered, arithmetic=problem.arithmetic)
 
 
 def _had(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
@@ -357,14 +152,14 @@ def _automatic(
             config = configuration(row, (*known.measured.options, *_had(row, options)))
             found = resolve(row.name, config, problem, device, precision)
             if isinstance(found, Choice):
-                return _ours(found, rules.TUNED, why, theirs)
+                return found.ours_by(rules.TUNED, why, theirs)
         elif isinstance(best, Choice):
-            return _ours(best, rules.TUNED, why, theirs).left(rules.TUNED, why)
+            return best.ours_by(rules.TUNED, why, theirs).left(rules.TUNED, why)
     if not isinstance(best, Choice):
         return replace(Choice.xlas(rules.UNFIT, best), theirs=theirs)
     question = replace(question, ours=best.expected, theirs=theirs, arithmetic=best.arithmetic)
     rule, side = rules_hopper.decide(question)
-    choice = _ours(best, rule, rule.sentence(question), theirs)
+    choice = best.ours_by(rule, rule.sentence(question), theirs)
     return choice if side is Side.OURS else choice.left(rule, choice.why)
 
 
@@ -378,21 +173,9 @@ def contender(
     problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...] = ()
 ) -> Choice | str:
     """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
-    rows = [find_kernel(name) for x in Question(problem, device, precision).contenders for name in x.kernels]
+    names = dict.fromkeys(name for x in Question(problem, device, precision).contenders for name in x.kernels)
+    rows = [find_kernel(name) for name in names]
     configs = [configuration(row, _had(row, options)) for row in rows]
     tried = [resolve(row.name, config, problem, device, precision) for row, config in zip(rows, configs, strict=True)]
     choices = [found for found in tried if isinstance(found, Choice)]
     return min(choices, key=lambda choice: choice.expected) if choices else "; ".join(map(str, tried))
-
-
-def _theirs(problem: Problem, device: Device, precision: prec.Precision) -> float | None:
-    """The microseconds that XLA's product should take, if that is modelled for this device and precision."""
-    modelled = rules.first([rules.FACTS], Question(problem, device, precision)) is None
-    return xla_times.microseconds(problem) if modelled else None
-
-
-def _ours(found: Choice, rule: Reason, why: str, theirs: float | None) -> Choice:
-    """A kernel of ours, with what decided for it."""
-    assert found.kernel is not None
-    ours = found.expected if found.considered else None
-    return replace(found, why=why, rule=rule.name, contender=found.kernel.name, ours=ours, theirs=theirs)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxgemm import wire
 from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, TARGET
-from jaxgemm.choice.select import Choice
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.problem import Problem
 
 #: Workspaces are so many bytes, or a multiple.

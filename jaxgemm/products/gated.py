@@ -22,7 +22,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import precision as prec
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import Choice, select_gated
+from jaxgemm.choice.resolve import Choice
+from jaxgemm.choice.select import select_gated
 from jaxgemm.epilogue import Epilogue, composed_type, gated
 from jaxgemm.kernels import device_for
 from jaxgemm.problem import Matrix, Problem

@@ -34,7 +34,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxgemm.choice.select import Choice
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.problem import DimensionNumbers, Plan, Problem
 

@@ -27,7 +27,8 @@ from jaxgemm import dtypes, wire
 from jaxgemm import precision as prec
 from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import MAX_WORKSPACE, Choice, computed, in_one_launch
+from jaxgemm.choice.resolve import MAX_WORKSPACE, Choice, computed
+from jaxgemm.choice.select import in_one_launch
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, configuration, device_for
 from jaxgemm.problem import Matrix, Problem
@@ -225,7 +226,7 @@ def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device
     types = own[0].dtypes
     if row.platform != device.platform:
         return f"kernel '{row.name}' runs on {row.platform}, the program is for {device.platform}"
-    first = computed(row, own[0], params["precision"])
+    first = computed(row, own[0], device, params["precision"])
     if isinstance(first, str):
         return first
     if any(name not in dtypes.ELEMENT_TYPES for name in types):

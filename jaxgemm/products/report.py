@@ -11,7 +11,8 @@ import numpy as np
 from jaxgemm import precision as prec
 from jaxgemm import roofline
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import INVARIANT_ROWS, Choice
+from jaxgemm.choice.invariant import INVARIANT_ROWS
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Kernel
@@ -91,6 +92,8 @@ class Product:
         choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
         if problem is not None and problem.dtypes[0] == "float32" and not problem.groups:
             yield "arithmetic", _arithmetic(choice.arithmetic, problem.k)
+            for name, us in choice.beside:
+                yield "", f"{name}, which the precision allows too, expects {us:.1f} us"
         yield "options", _options(kernel, choice.config) or "the kernel's own"
         if problem is not None:
             yield from self._lines_around(problem, view)

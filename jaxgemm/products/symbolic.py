@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import Choice
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.products.kind import Params
 

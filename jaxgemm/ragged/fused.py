@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgemm import dtypes
 from jaxgemm._jax_private import explicit_axes, mapped_mesh_axes
 from jaxgemm.choice import rules
-from jaxgemm.choice.select import Choice
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.epilogue import Epilogue, apply, composed_type, gated
 from jaxgemm.kernels import UnsupportedError
 from jaxgemm.problem import Problem

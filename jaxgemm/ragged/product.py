@@ -40,7 +40,7 @@ from jaxgemm import precision as prec
 from jaxgemm._jax_private import mapped_mesh_axes
 from jaxgemm.choice import rules
 from jaxgemm.choice.grouped import Beside, choose
-from jaxgemm.choice.select import Choice
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.choice.xla_times import dense_microseconds, together
 from jaxgemm.kernels import Device, UnsupportedError, device_for
 from jaxgemm.problem import DimensionNumbers, Problem

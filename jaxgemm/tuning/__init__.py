@@ -60,8 +60,9 @@ class Key:
     def of(cls, p: Problem, precision: prec.Precision) -> Key:
         """The key of a problem at a precision that some kernel satisfies."""
         a, b, d = p.dtypes[:3]
-        allowed = prec.arithmetics(precision, np.dtype(jnp.dtype(a)))
-        arithmetic = "tf32" if "tf32" in allowed else allowed[-1]
+        operand = np.dtype(jnp.dtype(a))
+        tf32 = "tf32" in prec.arithmetics(precision, operand)
+        arithmetic = prec.emulated(precision, operand) or ("tf32" if tf32 else "plain")
         return cls(p.m, p.n, p.k, p.batch[0] * p.batch[1], p.layout, a, b, d, arithmetic)
 
     def alike(self) -> Key | None:

@@ -12,7 +12,7 @@ from cases import SHORT_ACTIVATIONS, taken
 from oracle import ACTIVATIONS, Product, check_all, check_repeats, dtype_of
 
 import jaxgemm
-from jaxgemm.choice.select import candidates
+from jaxgemm.choice.resolve import candidates
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.problem import Problem, plan

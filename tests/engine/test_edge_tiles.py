@@ -8,7 +8,7 @@ import pytest
 from cases import LAYOUTS, taken
 from oracle import Product, check_all
 
-from jaxgemm.choice.select import candidates
+from jaxgemm.choice.resolve import candidates
 from jaxgemm.kernels import H200, configuration, find_kernel
 from jaxgemm.measure.case import Case
 

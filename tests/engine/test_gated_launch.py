@@ -17,7 +17,8 @@ from pairs import check_result, operands
 
 import jaxgemm
 from jaxgemm import precision as prec
-from jaxgemm.choice.select import Choice, candidates, check, select_gated
+from jaxgemm.choice.resolve import Choice, candidates, check
+from jaxgemm.choice.select import select_gated
 from jaxgemm.kernels import H200, device_for, find_kernel
 from jaxgemm.problem import Matrix
 from jaxgemm.products import gated

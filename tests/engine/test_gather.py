@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracle import Product, check_all
 
-from jaxgemm.choice.select import check
+from jaxgemm.choice.resolve import check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.problem import Problem, plan

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgemm
-from jaxgemm.choice.select import candidates
+from jaxgemm.choice.resolve import candidates
 from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure.case import Case

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from oracle import Product, run_all
 
-from jaxgemm.choice.select import candidates
+from jaxgemm.choice.resolve import candidates
 from jaxgemm.kernels import H200, configuration, find_kernel
 from jaxgemm.measure.case import Case
 

@@ -16,7 +16,7 @@ from meshes import assert_close, assert_no_more, mesh, put, traffic
 
 import jaxgemm
 from jaxgemm.choice import rules, select
-from jaxgemm.choice.select import Choice
+from jaxgemm.choice.resolve import Choice, resolve
 
 #: Rows of x, of which each of eight devices has some; and the most that the kernel is chosen for by ``few``.
 ROWS, FEW = 64, 16
@@ -32,7 +32,7 @@ def by_kernel(request, monkeypatch) -> bool:
     few = request.param == "few"
 
     def automatic(problem, device, _precision, _options):
-        found = select.resolve("host", (), problem, device)
+        found = resolve("host", (), problem, device)
         assert isinstance(found, Choice)
         chosen = (problem.m <= FEW) == few
         return replace(found, why="a test") if chosen else Choice.xlas(rules.UNFIT, "a test")

@@ -8,9 +8,10 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm.choice import select
+from jaxgemm.choice.resolve import Candidate, Choice
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
+from jaxgemm.kernels import configuration
 from jaxgemm.problem import Problem, plan
 from jaxgemm.products.kind import Decision
 
@@ -159,7 +160,7 @@ def test_the_table_is_sound():
 def shown(**fields):
     """Lines of a product of sm90, by their labels; those of one label joined by a slash."""
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
-    choice = select.Choice(**{"kernel": row, "config": (), "workspace": 0, "why": "why"} | fields)
+    choice = Choice(**{"kernel": row, "config": (), "workspace": 0, "why": "why"} | fields)
     view = plan((64, 96), (96, 32), (((1,), (0,)), ((), ())))
     problem = Problem(64, 32, 96, (1, 1), view.a, view.b, ("bfloat16",) * 3, Epilogue())
     product = Product("a x b", "bfloat16", Decision(choice, problem, view), Epilogue(), None, None, 1)
@@ -172,13 +173,13 @@ def shown(**fields):
 
 def config(**values):
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
-    return select.configuration(row, tuple(values.items()))
+    return configuration(row, tuple(values.items()))
 
 
 def test_options_and_candidates_are_named():
     chosen = config(tile_m=128, tile_n=256, schedule=1)
     other = config(tile_m=128, tile_n=128, schedule=1, split_k=2)
-    considered = (select.Candidate(chosen, 10.04), select.Candidate(other, 12.0))
+    considered = (Candidate(chosen, 10.04), Candidate(other, 12.0))
     lines = shown(config=chosen, considered=considered, contender="sm90", ours=10.04, theirs=13.0, rule="some-rule")
     assert lines["kernel"] == "sm90: why"
     assert lines["rule"] == "some-rule"
@@ -202,8 +203,8 @@ def test_the_parts_of_the_expected_time_are_those_of_the_chosen_configuration():
     parts = (("launch", 1.25), ("main_loop", 7.5), ("copies", 0.0), ("epilogue", 1.3))
     chosen = config(tile_m=128)
     considered = (
-        select.Candidate(chosen, 10.05, parts),
-        select.Candidate(config(tile_m=64), 12.0, (("launch", 12.0),)),
+        Candidate(chosen, 10.05, parts),
+        Candidate(config(tile_m=64), 12.0, (("launch", 12.0),)),
     )
     lines = shown(config=chosen, considered=considered, contender="sm90", ours=10.05)
     assert lines["parts"] == "launch 1.2, main loop 7.5, epilogue 1.3 us"

@@ -14,6 +14,8 @@ from jaxgemm.kernels import find_kernel
 from jaxgemm.measure.case import ALGORITHMS
 
 NAMES = ALGORITHMS
+#: Of a product so large that what multiplies fewest parts is fastest.
+SQUARE = (4096, 4096)
 needs_sm90 = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
 
 
@@ -69,30 +71,86 @@ def test_what_products_of_parts_leave_out(x, y):
         assert abs(total - np.float64(x) * np.float64(y)) <= left_out * abs(np.float64(x) * np.float64(y))
 
 
+#: Of a product whose parts do not fit into the workspace.
+LARGE = (32768, 32768)
+LIMIT = 1 << 30
+
+
 @needs_sm90
-def test_slabs_keep_to_the_workspace():
-    """As many as 1 GiB asks for, unless fewer are asked for; a product whose bits must not follow from m has one."""
-    wide = (32768, 32768)
+@pytest.mark.parametrize("asked", ["auto", "sm90"])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("highest", 3), ("TF32_TF32_F32_X3", 3), *zip(NAMES[1:5], (1, 2, 3, 3), strict=True)],  # with the guard up 3
+)
+def test_slabs_keep_to_the_workspace(name, parts, asked):
+    """As few as the limit allows, whose number `explain` tells; bias and activation stay the kernel's."""
+    bias = jax.ShapeDtypeStruct(LARGE[1:], jnp.float32)
+
+    def layer(a, b, bias):
+        return jaxgemm.gemm(a, b, bias=bias, activation="gelu", precision=name, kernel=asked)
+
+    operands = [jax.ShapeDtypeStruct(LARGE, jnp.float32)] * 2
+    (product,) = jaxgemm.explain(layer, *operands, bias, platform="cuda").products
+    found = product.decision.choice
+    slabs = dict(zip(found.kernel.options, found.config, strict=True))["slabs"]
+    every = 2 * LARGE[0] * LARGE[1] * 2 * parts  # bytes
+    assert every / LIMIT < slabs <= 1.1 * every / LIMIT + 1
+    assert LIMIT * 3 // 4 < found.workspace <= LIMIT
+    assert f"slabs={slabs}" in str(product)
+    assert f"workspace  {found.workspace} bytes" in str(product)
+    assert "epilogue   gelu(a b + bias)\n" in str(product)
+
+
+@needs_sm90
+def test_fewer_slabs_take_more_memory():
+    """Where they are asked for. A product whose bits must not follow from m has one."""
     named = {"precision": "highest", "kernel": "sm90"}
-    slabs = list(find_kernel("sm90").options).index("slabs")
-    found, _ = choice(jaxgemm.gemm, wide, wide, **named)
-    assert found.config[slabs] > 8
-    assert found.workspace <= 1 << 30
-    found, _ = choice(jaxgemm.gemm, wide, wide, **named, slabs=3)
-    assert (found.config[slabs], found.workspace > 1 << 30) == (3, True)
+    found, text = choice(jaxgemm.gemm, LARGE, LARGE, **named, slabs=3)
+    assert "slabs=3" in text
+    assert found.workspace > LIMIT
     with pytest.raises(jaxgemm.UnsupportedError, match="bytes of workspace, the limit is"):
-        choice(jaxgemm.gemm, wide, wide, **named, batch_invariant=True)
+        choice(jaxgemm.gemm, LARGE, LARGE, **named, batch_invariant=True)
     narrow = [jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)] * 2
     with pytest.raises(jaxgemm.UnsupportedError, match="option slabs is for planes of fp32 operands"):
         jaxgemm.explain(lambda a, b: jaxgemm.gemm(a, b, kernel="sm90", slabs=2), *narrow, platform="cuda")
 
 
 @needs_sm90
+@pytest.mark.parametrize("name", ["highest", "BF16_BF16_F32_X6", "TF32_TF32_F32_X3"])
+def test_what_no_slab_is_short_enough_for(name):
+    """So many rows that the parts of one step take more than the limit: XLA's by `auto`, and refused by name."""
+    shapes = (3_000_000, 4096), (4096, 64)
+    reason = "the planes of 64 values of k need more than 1 GiB"
+    found, _ = choice(jaxgemm.gemm, *shapes, precision=name)
+    assert found.kernel is None
+    assert (found.rule, found.why) == ("no-kernel-fits", reason) or name == "highest"  # for which XLA is as fast
+    with pytest.raises(jaxgemm.UnsupportedError, match=reason):
+        choice(jaxgemm.gemm, *shapes, precision=name, kernel="sm90")
+
+
+@needs_sm90
+@pytest.mark.parametrize("out", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", [SQUARE, LARGE])
+@pytest.mark.parametrize("name", ["highest", "BF16_BF16_F32_X6", "TF32_TF32_F32_X3"])
+def test_16_bit_results(name, shape, out):
+    """No kernel writes these of parts, as slabs are added up in float32. `auto` leaves them to XLA; by name the product
+    is float32's, in slabs, which jnp rounds.
+    """
+    asked = {"precision": name, "out_dtype": out}
+    found, _ = choice(jaxgemm.gemm, shape, shape, **asked)
+    assert (found.kernel, found.rule) == (None, "no-kernel-fits")
+    assert f"kernel 'sm90' got float32 x float32 -> {jnp.dtype(out).name}" in found.why
+    found, text = choice(jaxgemm.gemm, shape, shape, **asked, kernel="sm90")
+    assert text.startswith(f"float32[{shape[0]},{shape[1]}] x float32[{shape[0]},{shape[1]}] -> float32\n")
+    assert found.workspace <= LIMIT
+
+
+@needs_sm90
 def test_batches_are_not_scaled():
     """Their guard would be one for all of them."""
     scaled = {"precision": "TF32_TF32_F32_X3"}
-    assert choice(jaxgemm.matmul, (512, 512), (512, 512), **scaled)[0].arithmetic == "f16_x3"
-    assert choice(jaxgemm.matmul, (4, 512, 512), (4, 512, 512), **scaled)[0].arithmetic == "bf16_x6"
+    assert choice(jaxgemm.matmul, SQUARE, SQUARE, **scaled)[0].arithmetic == "f16_x3"
+    assert choice(jaxgemm.matmul, (4, *SQUARE), (4, *SQUARE), **scaled)[0].arithmetic == "bf16_x6"
 
 
 @needs_sm90
@@ -122,9 +180,6 @@ def arithmetics(function, *shapes, **options):
     operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     products = jaxgemm.explain(lambda *x: function(*x, **options), *operands, platform="cuda").products
     return [product.decision.choice.arithmetic for product in products]
-
-
-SQUARE = (4096, 4096)
 
 
 @needs_sm90

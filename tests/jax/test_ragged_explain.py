@@ -10,8 +10,8 @@ from jax import lax
 
 import jaxgemm
 from jaxgemm import roofline
-from jaxgemm.choice import select
-from jaxgemm.kernels import find_kernel
+from jaxgemm.choice.resolve import Candidate, Choice
+from jaxgemm.kernels import configuration, find_kernel
 from jaxgemm.products.kind import KINDS, Decision
 from jaxgemm.ragged import report
 from jaxgemm.ragged.form import Form
@@ -81,10 +81,10 @@ def decide(monkeypatch, primitive, choice):
 
 def test_a_kernel_of_ours(monkeypatch):
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
-    config = select.configuration(row, (("tile_m", 128),))
-    other = select.configuration(row, (("tile_m", 64),))
-    considered = (select.Candidate(config, 10.0), select.Candidate(other, 12.0))
-    choice = select.Choice(row, config, 64, "a test", considered)
+    config = configuration(row, (("tile_m", 128),))
+    other = configuration(row, (("tile_m", 64),))
+    considered = (Candidate(config, 10.0), Candidate(other, 12.0))
+    choice = Choice(row, config, 64, "a test", considered)
     decide(monkeypatch, grouped_p, choice)
     (product,) = jaxgemm.explain(jaxgemm.ragged_dot, shape(M, K), shape(GROUPS, K, N), HELD, platform="cuda").products
     lines = (
@@ -102,7 +102,7 @@ def test_a_kernel_of_ours(monkeypatch):
 
 def floor_of(avals, params):
     """On an H100, whoever computes the product."""
-    decision = Decision(select.Choice(why="a test"))
+    decision = Decision(Choice(why="a test"))
     (product,) = report.describe(avals, params, decision, H100)
     return product.floor
 
@@ -131,7 +131,7 @@ def test_both_products_of_a_pair_that_xla_computes():
 
 def test_one_launch_of_all_of_it(monkeypatch):
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
-    choice = select.Choice(row, select.configuration(row, ()), 0, "a test", contender="sm90", ours=3.0, theirs=5.0)
+    choice = Choice(row, configuration(row, ()), 0, "a test", contender="sm90", ours=3.0, theirs=5.0)
     decide(monkeypatch, grouped_fused_p, choice)
     args = shape(3, M, K), shape(GROUPS, K, N), shape(GROUPS, N), HELD
     (product,) = jaxgemm.explain(jax.vmap(biased, (0, None, None, None)), *args, platform="cuda").products

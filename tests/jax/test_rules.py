@@ -9,6 +9,7 @@ import pytest
 
 import jaxgemm
 from jaxgemm.choice import grouped, rules, rules_hopper, select
+from jaxgemm.choice.resolve import Choice
 from jaxgemm.choice.rules import Question, Side
 from jaxgemm.choice.rules_hopper import decide
 from jaxgemm.choice.xla_times import microseconds
@@ -148,7 +149,9 @@ NAMED = [
 def test_named_algorithms_are_ours_on_hopper(rule, algorithm, arithmetic):
     for shape in ((64, 64, 64), (2047, 33, 65), (4096, 4096, 4096)):
         choice = select.select(problem("float32", *shape), HOPPER, precision=algorithm)
-        assert (choice.kernel.name, choice.rule, choice.arithmetic) == ("sm90", rule, arithmetic)
+        # The passes that scale take longer than what they save of small products.
+        taken = "bf16_x6" if arithmetic == "f16_x3" and shape != (4096, 4096, 4096) else arithmetic
+        assert (choice.kernel.name, choice.rule, choice.arithmetic) == ("sm90", rule, taken)
         assert select.select(problem("float32", *shape), AMPERE, precision=algorithm).rule == "other-chip"
     # Bits that follow from other rows are none of a batch-invariant product's.
     invariant = select.select(problem("float32", 64, 64, 64), HOPPER, precision=algorithm, batch_invariant=True)
@@ -321,7 +324,7 @@ def test_rules_that_are_no_conditions_are_named():
 def test_a_grouped_kernel_without_a_cost_model(monkeypatch):
     """It is taken wherever it can run: there is no time to hold XLA's against."""
     row = next(row for row in jaxgemm.kernels() if row.name == "sm90")
-    monkeypatch.setattr(grouped, "resolve", lambda *_: select.Choice(row))
+    monkeypatch.setattr(grouped, "resolve", lambda *_: Choice(row))
     sized = replace(problem(), batch=(1, 8), groups=Groups(False, 8))
     for kernel, rule in (("auto", "grouped-one-launch"), ("sm90", "by-name")):
         choice = grouped.choose(sized, HOPPER, precision=None, kernel=kernel)
@@ -333,8 +336,8 @@ def test_every_kernel_with_a_form_is_asked(monkeypatch):
     names = ("sm80", "simt", "sm90")
     rows = [replace(row, gated=True) for row in jaxgemm.kernels() if row.name in names]
     monkeypatch.setattr(select, "kernels", lambda: rows)
-    slow = select.Choice(rows[0]).left(rules.GATED_COMPOSED, "slow")
-    answers = dict(zip((row.name for row in rows), (slow, "cannot", select.Choice(rows[2])), strict=True))
+    slow = Choice(rows[0]).left(rules.GATED_COMPOSED, "slow")
+    answers = dict(zip((row.name for row in rows), (slow, "cannot", Choice(rows[2])), strict=True))
     choose = partial(select.in_one_launch, "gated", "auto", HOPPER, missing=rules.GATED_MISSING)
     assert choose(weighed=lambda row: answers[row.name]).kernel is rows[2]
     answers[rows[2].name] = "cannot either"

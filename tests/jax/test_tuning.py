@@ -12,8 +12,9 @@ import pytest
 import jaxgemm
 from jaxgemm import precision, tuning
 from jaxgemm.choice import rules, select
+from jaxgemm.choice.resolve import resolve
 from jaxgemm.epilogue import Epilogue
-from jaxgemm.kernels import Device
+from jaxgemm.kernels import Device, find_kernel
 from jaxgemm.problem import Problem, plan
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
@@ -42,7 +43,7 @@ cuda = pytest.mark.skipif(not built("sm90"), reason="this build has no CUDA kern
 @pytest.mark.parametrize(("n", "k", "blocks", "reduction"), [(9728, 4096, 2, 1), (2048, 4096, 1, 2)])
 def test_how_few_rows_fill_the_machine(n, k, blocks, reduction):
     """With some more tiles than multiprocessors two share one; with far fewer, the blocks of clusters share sums."""
-    chosen = select.resolve("sm90", (), problem(m=16, n=n, k=k), HOPPER)
+    chosen = resolve("sm90", (), problem(m=16, n=n, k=k), HOPPER)
     options = dict(zip(chosen.kernel.options, chosen.config, strict=True))
     assert (options["blocks"], options["reduction"]) == (blocks, reduction)
 
@@ -80,6 +81,8 @@ def test_a_measurement_is_of_operands_and_arithmetic():
     full, default = (tuning.Key.of(problem("float32"), precision.canonical(x)) for x in ("highest", "default"))
     assert (full.arithmetic, default.arithmetic) == ("plain", "tf32")
     assert full == key_of(640, 488, 2051, 1, "NN", "float32")
+    named = [tuning.Key.of(problem("float32"), precision.canonical(x)).arithmetic for x in precision.BY_PARTS]
+    assert named == ["bf16", "bf16_x3", "bf16_x6", "bf16_x9", "f16_x3"]
     assert tuning.Key.of(problem(), None) == tuning.Key.of(problem(), precision.canonical("highest")) == KEY
     assert KEY.alike() == key_of(640, 488, 2051, 1, "NN", "float16")
     for other in (replace(KEY, b="float16"), replace(KEY, d="float32"), full):
@@ -152,7 +155,7 @@ def test_entries_are_sound(file):
     for key, entry in tuning.from_json(file.read_text()).items():
         assert entry.us < entry.instead_us, key
         if entry.kernel != "xla":
-            row = select.find_kernel(entry.kernel)
+            row = find_kernel(entry.kernel)
             assert [name for name, _ in entry.options] == list(row.options), key
 
 

@@ -10,8 +10,8 @@ from calls import ATTRIBUTES, PROBLEM, K, M, N, array, call, ints, result
 
 from jaxgemm import wire
 from jaxgemm._runtime import ffi
-from jaxgemm.choice import select
 from jaxgemm.choice.grouped import choose
+from jaxgemm.choice.resolve import check
 from jaxgemm.dtypes import ELEMENT_TYPES, accumulator, default_result
 from jaxgemm.kernels import CPU, H200, UnsupportedError, find_kernel
 from jaxgemm.ragged.form import Form
@@ -82,7 +82,7 @@ def test_c_and_bias_have_types_of_their_own():
     ):
         assert checked(ATTRIBUTES, (*("float32",) * 3, c, bias)) == refusal
         problem = replace(PROBLEM, dtypes=(*("float32",) * 3, c, bias))
-        assert select.check(find_kernel("host"), (), problem, CPU)[0] == refusal
+        assert check(find_kernel("host"), (), problem, CPU)[0] == refusal
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from oracle import random
 
 import jaxgemm
-from jaxgemm.choice.select import INVARIANT, select
+from jaxgemm.choice.invariant import INVARIANT
+from jaxgemm.choice.select import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import CPU, H200, UnsupportedError
 from jaxgemm.precision import canonical

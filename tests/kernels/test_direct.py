@@ -11,7 +11,7 @@ import pytest
 from cases import LAYOUTS, SHORT_ACTIVATIONS
 from oracle import Product, check_all, check_special_values, random, run_all
 
-from jaxgemm.choice.select import candidates, check
+from jaxgemm.choice.resolve import candidates, check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, UnsupportedError, find_kernel
 from jaxgemm.problem import Problem, plan

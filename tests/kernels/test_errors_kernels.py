@@ -10,7 +10,7 @@ from jax import lax
 
 import jaxgemm
 from jaxgemm import precision
-from jaxgemm.choice import select
+from jaxgemm.choice import resolve
 from jaxgemm.kernels import Device, find_kernel
 
 A, B = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
@@ -123,7 +123,7 @@ def test_kernels_that_are_not_built():
 
 
 def test_too_much_workspace(monkeypatch):
-    monkeypatch.setattr(select, "check", lambda *_: ("", 1 << 31))
+    monkeypatch.setattr(resolve, "check", lambda *_: ("", 1 << 31))
     text = f"kernel 'host' needs {1 << 31} bytes of workspace, the limit is {1 << 30}"
     with pytest.raises(jaxgemm.UnsupportedError, match=text):
         jax.jit(lambda a: jaxgemm.gemm(a, a, kernel="host")).lower(np.ones((77, 77)))

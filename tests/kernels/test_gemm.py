@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oracle import Product, check_all, random
 
 import jaxgemm
-from jaxgemm.choice.select import check
+from jaxgemm.choice.resolve import check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import device_for
 from jaxgemm.problem import Problem, plan

@@ -8,7 +8,7 @@ import pytest
 from calls import ATTRIBUTES, K, M, N, array, call, ints, result
 
 import jaxgemm
-from jaxgemm.choice import select
+from jaxgemm.choice import resolve
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Matrix, Problem
@@ -254,7 +254,7 @@ def test_options_of_every_kernel_are_checked():
     def check(row, config):
         matrix = Matrix(False, 64, (0, 0))
         problem = Problem(64, 64, 64, (1, 1), matrix, matrix, row.types[0][:3], Epilogue())
-        return select.check(row, config, problem, Device(row.platform, "any", row.min_arch, 100))[0]
+        return resolve.check(row, config, problem, Device(row.platform, "any", row.min_arch, 100))[0]
 
     for row in jaxgemm.kernels():
         defaults = tuple(values[0] if values else 0 for values in row.options.values())

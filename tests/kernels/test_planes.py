@@ -11,6 +11,7 @@ from jax import lax
 from oracle import ACTIVATIONS, STEEPEST, random
 
 import jaxgemm
+from jaxgemm.choice.resolve import least_exact
 
 BF16 = ("BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
 #: Those whose parts hold all bits of a number.
@@ -22,6 +23,13 @@ SHAPES = ((64, 64, 64), (192, 128, 64), (300, 200, 100), (1, 7, 3), (513, 257, 1
 TILES = ((192, 128), (128, 128), (128, 64))
 
 pytestmark = [pytest.mark.gpu]
+
+
+@pytest.fixture(autouse=True)
+def scaled():
+    """Small products are scaled too, which other arithmetics should be faster for."""
+    with least_exact():
+        yield
 
 
 #: What bfloat16 loses of the smallest numbers, where it has few parts of them.

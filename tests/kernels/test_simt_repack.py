@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from oracle import Product, check_all, check_repeats, check_special_values
 
-from jaxgemm.choice import select
+from jaxgemm.choice.resolve import resolve
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, find_kernel
 from jaxgemm.problem import Problem, plan
@@ -32,7 +32,7 @@ def workspace(shape, layout="NN", batch=(), shared=False):
     view = plan(a, b, (contract, (axes, axes)))
     first = replace(view.a, batch_stride=(0, 0)) if shared else view.a
     problem = Problem(view.m, view.n, view.k, view.batch, first, view.b, ("float32",) * 3, Epilogue())
-    return select.resolve("simt", (), problem, HOPPER).workspace
+    return resolve("simt", (), problem, HOPPER).workspace
 
 
 @cuda

@@ -16,6 +16,7 @@ import numpy as np
 from oracle import Gated, Product, coarser, compare, dtype_of, finite, operand_eps, poison
 
 import jaxgemm
+from jaxgemm.choice.resolve import least_exact
 from jaxgemm.precision import BY_PARTS
 
 #: Multiplications of a product at most, so that the oracle takes well under a second, and elements of an array.
@@ -257,7 +258,9 @@ def stored(case: Case, p: Product | Gated) -> dict[str, jax.Array]:
 
 def compiled(case: Case, arrays: dict[str, jax.Array]) -> tuple[Callable[..., Any], list[str]]:
     """The program, and the kernels that it calls, guarded or not."""
-    with guards.guarded() if case.guarded else guards.counted() as called:
+    # Scaled parts are for products that take longer than most of these.
+    exactness = least_exact() if case.precision else contextlib.nullcontext()
+    with exactness, guards.guarded() if case.guarded else guards.counted() as called:
         lowered = jax.jit(program(case)).lower(arrays)
     return lowered.compile(), called
 

@@ -17,7 +17,7 @@ from jax import lax
 from oracle import Gated, Product, coarser, compare, dtype_of, finite, poison, random
 
 import jaxgemm
-from jaxgemm.choice.select import candidates, resolve
+from jaxgemm.choice.resolve import candidates, resolve
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import UnsupportedError, configuration, device_for, find_kernel
 from jaxgemm.precision import canonical

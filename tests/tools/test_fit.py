@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxgemm.choice.select import candidates, computed
+from jaxgemm.choice.resolve import candidates, computed
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure import configurations
 from jaxgemm.measure.case import Case
@@ -56,7 +56,7 @@ def written(file, products, device="NVIDIA H200"):
 
 
 def weighed(benchmark_script, case):
-    problem = computed(ROW, benchmark_script("tune").problem_of(case), canonical(case.jax_precision))
+    problem = computed(ROW, benchmark_script("tune").problem_of(case), H200, canonical(case.jax_precision))
     return candidates(ROW, (), problem, H200)[:40]
 
 

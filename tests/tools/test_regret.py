@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from jaxgemm.choice.select import Candidate, candidates
+from jaxgemm.choice.resolve import Candidate, candidates
 from jaxgemm.kernels import H200, find_kernel
 from jaxgemm.measure import configurations, provenance
 from jaxgemm.measure.case import Case

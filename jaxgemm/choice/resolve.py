@@ -149,9 +149,9 @@ def weighed(
     The least time is first. None has a larger bound than the least exact one. Which it is does not follow from the
     kernel's options, so that setting one changes no rounding of operands.
 
-    ``alone``: a row's bits must not follow from other rows. Those of a batch never do.
+    ``alone``: a row's bits must not follow from other rows. Those of a batch and of groups never do.
     """
-    over = prec.OF_OTHER_ROWS if alone or problem.batch != (1, 1) else ()
+    over = prec.OF_OTHER_ROWS if alone or problem.groups or problem.batch != (1, 1) else ()
     known = row.arithmetics(problem.dtypes)
     allowed = [x for x in prec.arithmetics(precision, _operand(problem)) if x in known and x not in over]
     problems = [replace(problem, arithmetic=x) for x in allowed if _bound(x, problem) <= _bound(allowed[0], problem)]

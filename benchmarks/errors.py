@@ -33,6 +33,8 @@ from jaxgemm.choice.rules import EXACT_K
 from jaxgemm.measure import provenance, report
 from jaxgemm.measure.bench import chosen_kernel
 from jaxgemm.measure.case import ALGORITHMS, Case, relative_error
+from jaxgemm.measure.data import KINDS as DRAWN
+from jaxgemm.measure.data import Array
 from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
@@ -40,51 +42,15 @@ _HERE = Path(__file__).resolve().parent
 K = (64, 256, 512, 1024, 4096, 16384, 131072)
 PRECISIONS = ("highest", *ALGORITHMS)
 OURS, XLA = "jaxgemm", "XLA"
-SGEMM, _EXACT = "F32_F32_F32", "BF16_BF16_F32_X6"
+SGEMM, EXACT = "F32_F32_F32", "BF16_BF16_F32_X6"
 
-Array = npt.NDArray[np.float64]
 Row = dict[str, Any]
-Draw = Callable[[np.random.Generator, int, int, int], tuple[Array, Array]]
 
 
 # --- Data ---
 
-
-def _uniform(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    return rng.random((m, k)), rng.random((k, n))
-
-
-def _normal(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    return rng.standard_normal((m, k)), rng.standard_normal((k, n))
-
-
-def _wide(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    a, b = _normal(rng, m, n, k)
-    return np.ldexp(a, rng.integers(-20, 21, a.shape)), np.ldexp(b, rng.integers(-20, 21, b.shape))
-
-
-def _cancelling(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    """The second half of k takes away what the first adds, but for a thousandth."""
-    a, b = _normal(rng, m, n, -(-k // 2))
-    half = k // 2
-    rest = 2.0**-10 * rng.standard_normal((half, n))
-    return np.concatenate([a, a[:, :half]], 1), np.concatenate([b, rest - b[:half]])
-
-
-def _softmax(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    a, b = _normal(rng, m, n, k)
-    a = np.exp(4 * (a - a.max(1, keepdims=True)))
-    return a / a.sum(1, keepdims=True), b
-
-
-#: Kinds of data, by name.
-KINDS: dict[str, Draw] = {
-    "uniform": _uniform,
-    "normal": _normal,
-    "wide exponents": _wide,
-    "cancelling": _cancelling,
-    "softmax": _softmax,
-}
+#: Of all kinds those whose numbers are mostly of their kind.
+KINDS = tuple(name for name in DRAWN if name != "one tiny value")
 
 
 class Data(NamedTuple):
@@ -97,8 +63,8 @@ class Data(NamedTuple):
 
 def draw(kind: str, m: int, n: int, k: int, seed: int) -> Data:
     """The same for the same arguments."""
-    rng = np.random.default_rng([seed, k, list(KINDS).index(kind)])
-    a, b = (x.astype(np.float32) for x in KINDS[kind](rng, m, n, k))
+    rng = np.random.default_rng([seed, k, KINDS.index(kind)])
+    a, b = (x.astype(np.float32) for x in DRAWN[kind](rng, m, n, k))
     wide = a.astype(np.float64), b.astype(np.float64)
     return Data((a, b), wide[0] @ wide[1], abs(wide[0]) @ abs(wide[1]))
 
@@ -187,7 +153,7 @@ def ratios(rows: Sequence[Row], sgemm: str = SGEMM) -> dict[str, dict[int, float
     found = {(x["precision"], x["side"], x["data"], x["k"]): x.get("error") for x in rows}
     out: dict[str, dict[int, float | None]] = {kind: {} for kind in KINDS}
     for kind, k in dict.fromkeys((x["data"], x["k"]) for x in rows):
-        ours, theirs = found.get((_EXACT, OURS, kind, k)), found.get((sgemm, XLA, kind, k))
+        ours, theirs = found.get((EXACT, OURS, kind, k)), found.get((sgemm, XLA, kind, k))
         out[kind][k] = None if ours is None or theirs is None else ours / theirs if theirs else float(ours > 0)
     return out
 
@@ -246,12 +212,12 @@ def show(rows: Sequence[Row]) -> None:
     for sgemm in (SGEMM, "highest"):
         of_planes = ratios(rows, sgemm)
         if all(x is None for of in of_planes.values() for x in of.values()):
-            print(f"{_EXACT} by {OURS} and {sgemm} by {XLA} did not both run, so their errors are not compared.")
+            print(f"{EXACT} by {OURS} and {sgemm} by {XLA} did not both run, so their errors are not compared.")
             continue
         known = [
             {"data": kind, "k": k, "ratio": x} for kind, of in of_planes.items() for k, x in of.items() if x is not None
         ]
-        title = f"Error of {_EXACT} by {OURS} over that of {sgemm} by {XLA}"
+        title = f"Error of {EXACT} by {OURS} over that of {sgemm} by {XLA}"
         _table(title, known, lambda x: f"{x[0]['ratio']:.2f}" if x else "-", ("data",))
         least = exact_from(rows, sgemm)
         print(

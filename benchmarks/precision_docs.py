@@ -56,10 +56,10 @@ row and column. The bound holds in any order of additions; most errors are far s
 
 `auto` takes `sm90` for these names, but for `F32_F32_F32`, on Hopper. For "highest" it weighs `bf16_x6` only where
 XLA's sums are long chains: where k is at least {exact}, and the result has {tiles} tiles of 128×128 or more. XLA's
-shorter sums, and those that it splits, may err less than sums in parts. For
-`TF32_TF32_F32_X3` it takes `bf16_x6` where that should be faster, as for small products: finding the scales takes more
-passes. `kernel="sm90"` does so too. `explain` says what was taken, in the line `arithmetic`. On other devices `auto`
-leaves all of this to XLA, and `kernel="sm90"` refuses.
+shorter sums, and those that it splits, may err less than sums in parts. For `TF32_TF32_F32_X3` it takes `bf16_x6` where
+that should be faster and its bound is no larger, as for small products: finding the scales takes more passes.
+`kernel="sm90"` does so too. `explain` says what was taken, in the line `arithmetic`. On other devices `auto` leaves all
+of this to XLA, and `kernel="sm90"` refuses.
 
 ## Which to choose
 

@@ -42,7 +42,7 @@ _HERE = Path(__file__).resolve().parent
 K = (64, 256, 512, 1024, 4096, 16384, 131072)
 PRECISIONS = ("highest", *ALGORITHMS)
 OURS, XLA = "jaxgemm", "XLA"
-SGEMM, EXACT = "F32_F32_F32", "BF16_BF16_F32_X6"
+SGEMM, _EXACT = "F32_F32_F32", "BF16_BF16_F32_X6"
 
 Row = dict[str, Any]
 
@@ -153,7 +153,7 @@ def ratios(rows: Sequence[Row], sgemm: str = SGEMM) -> dict[str, dict[int, float
     found = {(x["precision"], x["side"], x["data"], x["k"]): x.get("error") for x in rows}
     out: dict[str, dict[int, float | None]] = {kind: {} for kind in KINDS}
     for kind, k in dict.fromkeys((x["data"], x["k"]) for x in rows):
-        ours, theirs = found.get((EXACT, OURS, kind, k)), found.get((sgemm, XLA, kind, k))
+        ours, theirs = found.get((_EXACT, OURS, kind, k)), found.get((sgemm, XLA, kind, k))
         out[kind][k] = None if ours is None or theirs is None else ours / theirs if theirs else float(ours > 0)
     return out
 
@@ -212,12 +212,12 @@ def show(rows: Sequence[Row]) -> None:
     for sgemm in (SGEMM, "highest"):
         of_planes = ratios(rows, sgemm)
         if all(x is None for of in of_planes.values() for x in of.values()):
-            print(f"{EXACT} by {OURS} and {sgemm} by {XLA} did not both run, so their errors are not compared.")
+            print(f"{_EXACT} by {OURS} and {sgemm} by {XLA} did not both run, so their errors are not compared.")
             continue
         known = [
             {"data": kind, "k": k, "ratio": x} for kind, of in of_planes.items() for k, x in of.items() if x is not None
         ]
-        title = f"Error of {EXACT} by {OURS} over that of {sgemm} by {XLA}"
+        title = f"Error of {_EXACT} by {OURS} over that of {sgemm} by {XLA}"
         _table(title, known, lambda x: f"{x[0]['ratio']:.2f}" if x else "-", ("data",))
         least = exact_from(rows, sgemm)
         print(

@@ -34,6 +34,8 @@ from jaxgemm.choice.rules import EXACT_K
 from jaxgemm.measure import provenance, report
 from jaxgemm.measure.bench import chosen_kernel
 from jaxgemm.measure.case import ALGORITHMS, Case, relative_error
+from jaxgemm.measure.data import KINDS as DRAWN
+from jaxgemm.measure.data import Array
 from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
@@ -43,49 +45,13 @@ PRECISIONS = ("highest", *ALGORITHMS)
 OURS, XLA = "jaxgemm", "XLA"
 SGEMM, _EXACT = "F32_F32_F32", "BF16_BF16_F32_X6"
 
-Array = npt.NDArray[np.float64]
 Row = dict[str, Any]
-Draw = Callable[[np.random.Generator, int, int, int], tuple[Array, Array]]
 
 
 # --- Data ---
 
-
-def _uniform(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    return rng.random((m, k)), rng.random((k, n))
-
-
-def _normal(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    return rng.standard_normal((m, k)), rng.standard_normal((k, n))
-
-
-def _wide(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    a, b = _normal(rng, m, n, k)
-    return np.ldexp(a, rng.integers(-20, 21, a.shape)), np.ldexp(b, rng.integers(-20, 21, b.shape))
-
-
-def _cancelling(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    """The second half of k takes away what the first adds, but for a thousandth."""
-    a, b = _normal(rng, m, n, -(-k // 2))
-    half = k // 2
-    rest = 2.0**-10 * rng.standard_normal((half, n))
-    return np.concatenate([a, a[:, :half]], 1), np.concatenate([b, rest - b[:half]])
-
-
-def _softmax(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
-    a, b = _normal(rng, m, n, k)
-    a = np.exp(4 * (a - a.max(1, keepdims=True)))
-    return a / a.sum(1, keepdims=True), b
-
-
-#: Kinds of data, by name.
-KINDS: dict[str, Draw] = {
-    "uniform": _uniform,
-    "normal": _normal,
-    "wide exponents": _wide,
-    "cancelling": _cancelling,
-    "softmax": _softmax,
-}
+#: Of all kinds those whose numbers are mostly of their kind.
+KINDS = tuple(name for name in DRAWN if name != "one tiny value")
 
 
 class Data(NamedTuple):
@@ -98,8 +64,8 @@ class Data(NamedTuple):
 
 def draw(kind: str, m: int, n: int, k: int, seed: int) -> Data:
     """The same for the same arguments."""
-    rng = np.random.default_rng([seed, k, list(KINDS).index(kind)])
-    a, b = (x.astype(np.float32) for x in KINDS[kind](rng, m, n, k))
+    rng = np.random.default_rng([seed, k, KINDS.index(kind)])
+    a, b = (x.astype(np.float32) for x in DRAWN[kind](rng, m, n, k))
     wide = a.astype(np.float64), b.astype(np.float64)
     return Data((a, b), wide[0] @ wide[1], abs(wide[0]) @ abs(wide[1]))
 

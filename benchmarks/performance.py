@@ -37,6 +37,7 @@ SUITES = {
     "bf16": "34 products in bf16: squares from 256 to 16384, layers of a large transformer, long sums, narrow results.",
     "16bit": "What bf16 leaves out: layouts, batches, a bias and gelu, f16.",
     "sgemm": "16 products in fp32 at precision HIGHEST, in which no side may use tf32.",
+    "fp32": "Products in fp32 at precision HIGHEST: squares, layouts, batches, few rows, small ones and long sums.",
     "unseen": "20 products that no cost model was fitted to when they were chosen; one, 3019×3023×3037, was since.",
     "survey": "132 products drawn at random, twelve of each of eleven kinds, which neither rules nor models had seen.",
     "small": "72 random products of a few microseconds, batches and epilogues among them.",
@@ -313,7 +314,8 @@ def _grouped_tables() -> list[tuple[str, Path, str, Callable[[Row], str]]]:
 def page() -> str:
     """docs/performance.md."""
     sections = [_HEAD]
-    listed = [f"- {name}: {text}" for name, text in (SUITES | RULES).items()]
+    measured = {name: text for name, text in SUITES.items() if any(RESULTS.glob(f"nvidia-*/{name}.json"))}
+    listed = [f"- {name}: {text}" for name, text in (measured | RULES).items()]
     sections.append("## Products\n\n" + "\n".join(listed))
     for folder in sorted(file.parent for file in RESULTS.glob("nvidia-*/unseen.json")):
         device = report.load(folder / "unseen.json")["device"]

@@ -43,6 +43,9 @@ KEEPS = {
 }
 _HIGHEST = "what should be fastest of `bf16_x6`, `plain` and XLA's product"
 _K = 4096
+_X6 = "BF16_BF16_F32_X6"
+#: What a case that names no data has.
+_IN_FLOAT32 = "in float32"
 
 _TEXT = """<!-- python benchmarks/precision_docs.py writes this page -->
 # Precisions of float32 products
@@ -59,10 +62,10 @@ row and column. The bound holds in any order of additions; most errors are far s
 
 `auto` takes `sm90` for these names, but for `F32_F32_F32`, on Hopper. For "highest" it weighs `bf16_x6` only where
 XLA's sums are long chains: where k is at least {exact}, and the result has {tiles} tiles of 128×128 or more. XLA's
-shorter sums, and those that it splits, may err less than sums in parts. For
-`TF32_TF32_F32_X3` it takes `bf16_x6` where that should be faster, as for small products: finding the scales takes more
-passes. `kernel="sm90"` does so too. `explain` says what was taken, in the line `arithmetic`. On other devices `auto`
-leaves all of this to XLA, and `kernel="sm90"` refuses.
+shorter sums, and those that it splits, may err less than sums in parts. For `TF32_TF32_F32_X3` it takes `bf16_x6` where
+that should be faster and its bound is no larger, as for small products: finding the scales takes more passes.
+`kernel="sm90"` does so too. `explain` says what was taken, in the line `arithmetic`. On other devices `auto` leaves all
+of this to XLA, and `kernel="sm90"` refuses.
 
 ## Which to choose
 
@@ -120,7 +123,10 @@ The error of `BF16_BF16_F32_X6` over that of XLA's product in float32, for m×n 
 _SPEED = """
 ## Speed on {device}
 
-Device time, measured {when}. Of XLA's two paths the faster one counts; above 1 ours is faster.
+Device time, measured {when}: that of XLA's product, or of ours at `BF16_BF16_F32_X6`, over that of `auto`. Above 1
+`auto` is faster. Of XLA's two paths the faster one counts. Data are standard-normal. Those in float32 are made of 23
+random bits each; "normal" ones are drawn in float64 and rounded, so that small ones have all bits. "One tiny value",
+in a row of A, raises the guard of `TF32_TF32_F32_X3`.
 
 {table}
 """
@@ -196,26 +202,33 @@ def of_sizes(content: Row) -> str:
 
 
 def of_speed(content: Row) -> str:
-    """What suite `precisions` found: over XLA at the same precision, and at F32_F32_F32."""
-    xla: dict[tuple[str, str], float] = {}
-    ours: dict[tuple[str, str], float | None] = {}
+    """What suite `precisions` found: over XLA at the same precision and at F32_F32_F32, and over our X6, of the same
+    product.
+    """
+    ours: dict[tuple[str, str, str], float | None] = {}
+    xla: dict[tuple[str, str, str], float | None] = {}
     for row in content["rows"]:
         if row["kernel"] == "auto":
             case = parse_case(row["problem"])
-            key = f"{case.m}×{case.n}×{case.k}", case.precision
+            key = case.precision, f"{case.m}×{case.n}×{case.k}", case.data or _IN_FLOAT32
             ours[key] = row["us"]
-            times = [path["us"] for path in row["xla"].values() if path["us"]]
-            if times:
-                xla[key] = min(times)
+            xla[key] = min((path["us"] for path in row["xla"].values() if path["us"]), default=None)
 
-    def over(key: tuple[str, str], us: float | None) -> str:
-        return f"{xla[key] / us:.2f}" if us and key in xla else "-"
-
-    lines = [
-        (f"`{name}`", size, f"{us:.0f}" if us else "-", over((size, name), us), over((size, errors.SGEMM), us))
-        for (size, name), us in ours.items()
-    ]
-    columns = ("precision", "m × n × k", "`auto`, µs", "over XLA's", f"over XLA's {errors.SGEMM}")
+    lines = []
+    for (name, *product), us in ours.items():
+        size, data = product
+        others = xla[name, size, data], xla.get((errors.SGEMM, size, data)), ours.get((_X6, size, data))
+        ratios = (f"{other / us:.2f}" if us and other else "-" for other in others)
+        lines.append((f"`{name}`", size, data, f"{us:.0f}" if us else "-", *ratios))
+    columns = (
+        "precision",
+        "m × n × k",
+        "data",
+        "`auto`, µs",
+        "over XLA's",
+        f"over XLA's {errors.SGEMM}",
+        "over our X6",
+    )
     return _SPEED.format(device=content["device"], when=when(content), table=markdown(columns, lines))
 
 

@@ -136,7 +136,7 @@ def _contenders(question: Question, count: int) -> list[tuple[float, str]]:
     """
     device = question.device
     found: list[tuple[float, str]] = []
-    for name in (name for known in question.measured for name in known.kernels):
+    for name in dict.fromkeys(name for known in question.measured for name in known.kernels):
         row = find_kernel(name)
         problem = computed(row, question.problem, device, question.precision)
         if isinstance(problem, str) or check(row, (), problem, device)[0]:

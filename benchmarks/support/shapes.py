@@ -46,25 +46,40 @@ _SGEMM: tuple[Case, ...] = (
     *(Case(4096, 4096, 4096, layout=layout) for layout in ("NT", "TN", "TT")),
 )
 
-# fp32 at full precision: what solvers and fits have, in every layout, unaligned, in batches and of few rows.
+# fp32 at full precision: what solvers and fits have, in every layout, unaligned, in batches, of few rows, small, and
+# long in one direction.
 _FP32: tuple[Case, ...] = (
-    *(Case(n, n, n) for n in (512, 1024, 2048, 3000, 4096, 8192, 16384)),
+    *(Case(n, n, n) for n in (64, 128, 256, 512, 1000, 1024, 2048, 3000, 4096, 8192, 16384)),
     Case(2047, 2049, 2051),
     *(Case(4096, 4096, 4096, layout=layout) for layout in ("NT", "TN", "TT")),
     Case(1024, 1024, 1024, batch=64),
     Case(256, 256, 256, batch=256),
-    Case(16, 8192, 8192),
-    Case(128, 8192, 8192),
+    *(Case(m, n, n) for n in (4096, 8192) for m in (1, 4, 16, 64, 128)),
+    Case(300, 200, 100),
+    Case(64, 64, 65536),
     Case(512, 512, 65536),
+    Case(65536, 64, 64),
     Case(16384, 1024, 1024),
+    Case(8192, 64, 8192),
     Case(8192, 8192, 256),
     Case(4096, 4096, 4096, bias=True, activation="gelu"),
 )
-# The algorithms that have names, at a size where multiplying is what counts, and unaligned.
-_PRECISIONS: tuple[Case, ...] = tuple(
-    Case(m, n, k, precision=algorithm)
-    for algorithm in ALGORITHMS
-    for m, n, k in ((2047, 2049, 2051), (4096, 4096, 4096), (8192, 8192, 8192))
+# The algorithms that have names, at a size where multiplying is what counts, and unaligned. What one of them does
+# follows from the data, so that it, what it does instead, and fp32 have data of which it takes either way. And fp32
+# whose parts fill the workspace many times.
+_PRECISIONS: tuple[Case, ...] = (
+    *(
+        Case(m, n, k, precision=algorithm)
+        for algorithm in ALGORITHMS
+        for m, n, k in ((2047, 2049, 2051), (4096, 4096, 4096), (8192, 8192, 8192))
+    ),
+    *(
+        Case(n, n, n, precision=algorithm, data=data)
+        for data in ("normal", "one tiny value")
+        for n in (4096, 8192)
+        for algorithm in ("F32_F32_F32", "BF16_BF16_F32_X6", "TF32_TF32_F32_X3")
+    ),
+    Case(32768, 32768, 32768),
 )
 
 _BF16_SHAPES: tuple[Shape, ...] = (

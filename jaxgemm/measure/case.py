@@ -14,6 +14,7 @@ import numpy.typing as npt
 import jaxgemm
 from jaxgemm.dtypes import ELEMENT_TYPES, OPERANDS
 from jaxgemm.epilogue import ACTIVATIONS
+from jaxgemm.measure.data import KINDS, Draw
 from jaxgemm.precision import BY_PARTS
 
 #: What ``--dtype`` takes, short and long.
@@ -24,6 +25,7 @@ ALGORITHMS = ("F32_F32_F32", *BY_PARTS)
 PRECISIONS = ("default", "highest", *ALGORITHMS)
 
 _SAMPLED_ROWS = 64
+_DATA = "data="
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Case:
         precision: one of PRECISIONS, which are for fp32 and mean nothing for other types.
         bias: whether a vector of n is added to every row.
         activation: what is applied last, a name that ``gemm`` takes, or None.
+        data: what operands hold, one of ``jaxgemm.measure.data.KINDS`` for types with fractions; None: standard-normal
+            numbers of the operands' own type, or those of an integer's whole range.
     """
 
     m: int
@@ -49,6 +53,7 @@ class Case:
     precision: str = "highest"
     bias: bool = False
     activation: str | None = None
+    data: str | None = None
 
     @property
     def out_dtype(self) -> str:
@@ -100,11 +105,12 @@ class Case:
         return jax.lax.Precision.HIGHEST if self.precision == "highest" else jax.lax.Precision.DEFAULT
 
     def __str__(self) -> str:
-        """As in "1024x64x64@8 NT bf16 +bias gelu", or "64x64x64 NN f32 BF16_BF16_F32_X6"."""
+        """As in "1024x64x64@8 NT bf16 +bias gelu", or "64x64x64 NN f32 BF16_BF16_F32_X6 data=softmax"."""
         batch = "" if self.batch is None else f"@{self.batch}"
         short = next(short for short, name in DTYPES.items() if name == self.dtype)
         algorithm = f" {self.precision}" if self.dtype == "float32" and self.precision in ALGORITHMS else ""
         after = f"{' +bias' if self.bias else ''}{f' {self.activation}' if self.activation else ''}"
+        after += f" {_DATA}{self.data.replace(' ', '-')}" if self.data else ""
         return f"{self.m}x{self.n}x{self.k}{batch} {self.layout} {short}{algorithm}{after}"
 
     def ours(self, a: jax.Array, b: jax.Array, bias: jax.Array | None = None, **options: Any) -> jax.Array:
@@ -167,16 +173,24 @@ def parse_case(text: str) -> Case:
     shape, layout, dtype, *after = [*text.split(), "", ""]  # so that there are three
     ((m, n, k, batch),) = parse_shapes(shape)
     algorithm = next((word for word in after if word in ALGORITHMS), "highest")
-    activation = next((word for word in after if word not in ("", "+bias", algorithm)), None)
-    case = Case(m, n, k, parse_dtype(dtype), layout, batch, algorithm, bias="+bias" in after, activation=activation)
+    named = next((word for word in after if word.startswith(_DATA)), "")
+    data = next((name for name in KINDS if name.replace(" ", "-") == named.removeprefix(_DATA)), None)
+    activation = next((word for word in after if word not in ("", "+bias", algorithm, named)), None)
+    case = Case(m, n, k, parse_dtype(dtype), layout, batch, algorithm, "+bias" in after, activation, data)
     if str(case) != text:
         raise ValueError(f"malformed product {text!r}: expected something like {case}")
     return case
 
 
 def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, ...]]:
-    """Fresh operands: standard-normal, or over an integer's whole range. Zeros would run faster than data."""
-    if jax.default_backend() == "cpu":
+    """Fresh operands of the case's data. Zeros would run faster than data.
+
+    Raises:
+        ValueError: the case names a kind of data, and its type is an integer's.
+    """
+    if case.data is not None:
+        inputs = [_drawn(np.random.default_rng([seed, i]), case, KINDS[case.data]) for i in range(copies)]
+    elif jax.default_backend() == "cpu":
         # NumPy is at hand; a program of JAX's would have to be compiled for each shape first.
         rng = np.random.default_rng(seed)
         inputs = [tuple(_on_host(rng, x) for x in case.operands) for _ in range(copies)]
@@ -186,6 +200,19 @@ def make_inputs(case: Case, copies: int, seed: int) -> list[tuple[jax.Array, ...
         inputs = [generate(key) for key in jax.random.split(jax.random.key(seed), copies)]
     jax.block_until_ready(inputs)
     return inputs
+
+
+def _drawn(rng: np.random.Generator, case: Case, draw: Draw) -> tuple[jax.Array, ...]:
+    """Operands of a kind of data, and a normal bias."""
+    a, b, *bias = case.operands
+    if jnp.issubdtype(a.dtype, jnp.integer):
+        raise ValueError(f"data {case.data!r} has fractions, which {case.dtype} has not")
+    pairs = [draw(rng, case.m, case.n, case.k) for _ in range(case.batch or 1)]
+    sides = []
+    for x, op, side in zip((a, b), zip(*pairs, strict=True), case.layout, strict=True):
+        stored = [part.T if side == "T" else part for part in op]
+        sides.append(jnp.asarray(np.reshape(stored, x.shape).astype(x.dtype)))
+    return *sides, *(_on_host(rng, x) for x in bias)
 
 
 def _on_host(rng: np.random.Generator, x: jax.ShapeDtypeStruct) -> jax.Array:

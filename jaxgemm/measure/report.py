@@ -347,7 +347,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             "HIGHEST": "HIGHEST (SIMT against SGEMM, no tf32)",
             "DEFAULT": "DEFAULT (XLA may use tf32)",
         }
-        print(f"float32 at precision {' and '.join(meaning[p] for p in precisions)}, on both sides.")
+        print(f"float32 at precision {', '.join(meaning.get(p, p) for p in precisions)}, on both sides.")
     units = sorted({row.floor.unit for row in rows if row.floor})
     if units:
         print(f"roofline: share of the speed that the {', '.join(units)} rate and the memory bandwidth allow.")

@@ -96,6 +96,15 @@ def test_what_rules_lose(script, file):
 
 
 @built
+@pytest.mark.parametrize(("precision", "rule"), [("highest", "fp32-planes"), ("BF16_BF16_F32_X6", "named-algorithm")])
+def test_float32_is_replayed_in_the_arithmetic_that_is_taken(script, file, precision, rule):
+    rows = [row("4096x4096x4096 NN f32", "sm90", 1300.0, 2700.0, precision=precision)]
+    file.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
+    (found,) = map(script.replay, script.timings(file))
+    assert (found.rule.name, found.side, found.loss()) == (rule, Side.OURS, 0)
+
+
+@built
 def test_the_tables_are_printed(script, file, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["choices.py", str(file), "--worst", "1"])
     assert script.main() == 0

@@ -325,6 +325,12 @@ def test_the_reference_is_the_product(layout, batch):
     np.testing.assert_allclose(case.take_rows(jax.numpy.asarray(a @ b), one, rows), expected, rtol=1e-6)
 
 
+def test_a_table_of_algorithms_says_which_they_are(capsys):
+    cases = [Case(9, 7, 8, precision=name) for name in ("highest", "F32_F32_F32")]
+    report.print_rows([row for one in cases for row in bench.on_default_device(repeats=3).measure(one)])
+    assert "float32 at precision F32_F32_F32, HIGHEST (SIMT" in capsys.readouterr().out
+
+
 def test_inputs_are_fresh_and_never_zeros():
     first, second = case.make_inputs(Case(16, 16, 16), 2, seed=0)
     assert not np.array_equal(first[0], second[0])

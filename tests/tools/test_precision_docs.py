@@ -83,20 +83,30 @@ def test_sizes(script):
 
 
 def test_speed(script, tmp_path):
-    def row(precision, us, default, cublas):
+    def row(precision, us, default, cublas, data=""):
         xla = {name: {"us": us} if us else {"message": "no"} for name, us in (("default", default), ("cublas", cublas))}
-        return {"problem": f"8x9x10 NN f32 {precision}", "kernels": {"auto": {"us": us}}, "xla": xla}
+        return {"problem": f"8x9x10 NN f32 {precision}{data}", "kernels": {"auto": {"us": us}}, "xla": xla}
 
     file = tmp_path / "precisions.json"
     x3, x6, x9 = (f"BF16_BF16_F32_X{i}" for i in (3, 6, 9))
     rows = [row(x6, 100.0, 120.0, 110.0), row("F32_F32_F32", 200.0, 250.0, 240.0), row(x3, 50.0, None, None)]
-    report.write(file, {**ABOUT, "rows": [*rows, row(x9, None, 90.0, None)]})
+    rows.append(row(x9, None, 90.0, None))
+    tiny = " data=one-tiny-value"
+    rows += [row("F32_F32_F32", 200.0, 300.0, None, tiny), row(x6, 101.0, 120.0, None, tiny)]
+    rows.append(row("TF32_TF32_F32_X3", 110.0, 190.0, 180.0, tiny))
+    rows.append({**row("", 90.0, 210.0, 200.0), "problem": "16x9x10 NN f32"})
+    report.write(file, {**ABOUT, "rows": rows})
     lines = script.of_speed(report.load(file)).splitlines()
     assert [line for line in lines if line.startswith("| `")] == [
-        f"| `{x6}` | 8×9×10 | 100 | 1.10 | 2.40 |",
-        "| `F32_F32_F32` | 8×9×10 | 200 | 1.20 | 1.20 |",
-        f"| `{x3}` | 8×9×10 | 50 | - | 4.80 |",
-        f"| `{x9}` | 8×9×10 | - | - | - |",
+        f"| `{x6}` | 8×9×10 | in float32 | 100 | 1.10 | 2.40 | 1.00 |",
+        "| `F32_F32_F32` | 8×9×10 | in float32 | 200 | 1.20 | 1.20 | 0.50 |",
+        f"| `{x3}` | 8×9×10 | in float32 | 50 | - | 4.80 | 2.00 |",
+        f"| `{x9}` | 8×9×10 | in float32 | - | - | - | - |",
+        # Products are held to others of the same data.
+        "| `F32_F32_F32` | 8×9×10 | one tiny value | 200 | 1.50 | 1.50 | 0.51 |",
+        f"| `{x6}` | 8×9×10 | one tiny value | 101 | 1.19 | 2.97 | 1.00 |",
+        "| `TF32_TF32_F32_X3` | 8×9×10 | one tiny value | 110 | 1.64 | 2.73 | 0.92 |",
+        "| `highest` | 16×9×10 | in float32 | 90 | 2.22 | - | - |",
     ]
 
 

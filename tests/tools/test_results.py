@@ -133,7 +133,7 @@ def test_a_suite_is_read_as_it_was_measured(tmp_path):
     cases = (
         Case(16, 24, 8),
         Case(16, 24, 8, precision="F32_F32_F32"),
-        Case(3, 4, 5, "bfloat16", "NT", batch=2),
+        Case(3, 4, 5, "bfloat16", "NT", batch=2, data="uniform"),
         Case(8, 8, 8, bias=True, activation="relu"),
     )
     rows = [row.to_json() for case in cases for row in runner.measure(case, ("auto", "host"))]
@@ -177,13 +177,23 @@ def test_what_is_no_result_is_refused(tmp_path, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["1x2x3 NN f32", "1024x64x64@8 NT bf16 +bias gelu", "5x6x7 TN f16 +bias", "8x8x8 TT s8", "5x6x7 NN f64 relu"],
+    [
+        "1x2x3 NN f32",
+        "1024x64x64@8 NT bf16 +bias gelu",
+        "5x6x7 TN f16 +bias",
+        "8x8x8 TT s8",
+        "5x6x7 NN f64 relu",
+        "5x6x7 NN f32 TF32_TF32_F32_X3 data=one-tiny-value",
+        "5x6x7 NN bf16 +bias relu data=softmax",
+    ],
 )
 def test_a_product_is_read_as_it_is_written(text):
     assert str(parse_case(text)) == text
 
 
-@pytest.mark.parametrize("text", ["1x2 NN f32", "1x2x3 NX", "1x2x3 NN f32 gelu +bias"])
+@pytest.mark.parametrize(
+    "text", ["1x2 NN f32", "1x2x3 NX", "1x2x3 NN f32 gelu +bias", "1x2x3 NN f32 data=dates", "1x2x3 NN f32 data="]
+)
 def test_what_is_no_product_is_refused(text):
     with pytest.raises(ValueError, match=r"malformed|unknown dtype"):
         parse_case(text)

@@ -92,6 +92,25 @@ def test_the_suites_hold_what_they_should(runner_script):
     sgemm = suites["sgemm"].cases
     assert {c.precision for c in sgemm} == {"highest"}
     assert {c.layout for c in sgemm if c.m == 4096} == set(case.LAYOUTS)
+    precisions = suites["precisions"].cases
+    for name in case.ALGORITHMS:  # each beside SGEMM of the same size and data
+        of = {(c.m, c.n, c.k, c.data) for c in precisions if c.precision == name}
+        assert {(n, n, n, None) for n in (4096, 8192)} <= of
+        assert of <= {(c.m, c.n, c.k, c.data) for c in precisions if c.precision == "F32_F32_F32"}
+    scaled, exact = (
+        {(c.m, c.data) for c in precisions if c.precision == name and c.data}
+        for name in ("TF32_TF32_F32_X3", "BF16_BF16_F32_X6")
+    )
+    assert scaled == exact == {(n, data) for n in (4096, 8192) for data in ("normal", "one tiny value")}
+    fp32 = [*suites["fp32"].cases, *precisions]
+    assert {c.m for c in fp32 if c.precision == "highest" and c.m == c.n == c.k} >= {
+        1024,
+        3000,
+        4096,
+        8192,
+        16384,
+        32768,
+    }
     for suite in suites.values():
         assert len(set(suite.cases)) == len(suite.cases)
         for kernel in suite.kernels:

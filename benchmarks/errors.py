@@ -267,7 +267,7 @@ def _exact(options: argparse.Namespace) -> int:
     how = f"error of {_EXACT} by {OURS} over that of {SGEMM} by {XLA}, in the Frobenius norm, by kind of data"
     file = options.results / slug(report.device_name(device)) / "exact.json"
     report.write(file, {**about, "how": how, "rows": rows})
-    lines = [[f"{x['m']}x{x['n']}", x["k"], *map(str, x["ratios"].values())] for x in rows]
+    lines = [[f"{x['m']}x{x['n']}", str(x["k"]), *map(str, x["ratios"].values())] for x in rows]
     report.print_table(how, ["size", "k", *KINDS], lines, left=1)
     return 0
 

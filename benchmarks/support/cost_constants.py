@@ -75,6 +75,8 @@ CONSTANTS: tuple[tuple[str, str, str], ...] = (
     ("kRepackLaunch", "us", "the copying kernel"),
     ("kPlaneStep", "us", "of a step of planes: loading, and sums that are added up in registers"),
     ("kPlaneOverlap", "exponent", "that and multiplying"),
+    ("kPlaneStores", "x", "a cooperative tile's results of planes, times its warpgroups"),
+    ("kPlaneStoresSwapped", "x", "the same where operands are swapped"),
     ("kSplitRate", "bytes/us", "of the pass that splits operands into planes, read and written"),
     ("kSplitLaunch", "us", "that pass's kernel"),
 )

@@ -20,9 +20,8 @@
 // eighths_fit, copied_fit and realigned_fit. What finishing takes (kFinish) was fitted later, to
 // nvidia-h200's fit, present_fit, odd_fit and finished_fit, of which the last has unaligned results with a
 // bias; what clusters, copies, unaligned results and tiles of every eighth row take was fitted to odd_fit
-// too. The rates are an H200's, and memory's is scaled to the machine's. Constants absorb what the model
-// leaves out, so they are not the machine's rates. Those of planes (kPlane, kSplit) are estimates: the table
-// has no timings of planes.
+// too. What planes take (kPlane, kSplit) was fitted to planes_fit. The rates are an H200's, and memory's is
+// scaled to the machine's. Constants absorb what the model leaves out, so they are not the machine's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -272,6 +271,8 @@ double epilogue_time(const Case& x) {
   const TileConfig& t = x.t;
   const double results = double(t.result_m()) * t.result_n();
   double time = x.throttle * kEpilogue * results / 16384 * result_bytes(x) / 2;
+  // Planes make fp32 results, partial or not, which lanes store by themselves.
+  if (t.planes) return time * (x.c.swap ? kPlaneStoresSwapped : kPlaneStores) / t.consumers;
   if (!x.ping_pong()) time *= kCooperativeEpilogue / t.consumers;
   if (x.c.partials() > 1) {
     if (x.c.swap) time *= kSwappedPartials;

@@ -123,12 +123,16 @@ constexpr double kRepackWrite = 2.211;
 // [us] the copying kernel
 constexpr double kRepackLaunch = 1.497;
 // [us] of a step of planes: loading, and sums that are added up in registers
-constexpr double kPlaneStep = 0.23;
+constexpr double kPlaneStep = 0.06121;
 // [exponent] that and multiplying
-constexpr double kPlaneOverlap = 2;
+constexpr double kPlaneOverlap = 0.9429;
+// [x] a cooperative tile's results of planes, times its warpgroups
+constexpr double kPlaneStores = 6.115;
+// [x] the same where operands are swapped
+constexpr double kPlaneStoresSwapped = 2.56;
 // [bytes/us] of the pass that splits operands into planes, read and written
-constexpr double kSplitRate = 3e6;
+constexpr double kSplitRate = 4.426e6;
 // [us] that pass's kernel
-constexpr double kSplitLaunch = 2.5;
+constexpr double kSplitLaunch = 2.592;
 
 }  // namespace jaxgemm::cuda::sm90

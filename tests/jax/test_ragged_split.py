@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grouped import SUMS as NUMBERS
 from grouped import by_rows, by_sums
 from jax.sharding import PartitionSpec as P
 from meshes import mesh, put
@@ -132,7 +133,7 @@ def test_every_launch_is_chosen_once(monkeypatch):
     """What explain prints is what is launched: the choice has a choice for each call, and lowering makes no other."""
     operands = [jax.ShapeDtypeStruct(s, t) for s, t in (((4096, 512), "float32"), ((8, 512, 768), "float32"))]
     operands += [jax.ShapeDtypeStruct((8,), "int32"), jax.ShapeDtypeStruct((1,), "int32")]
-    params = params_of(Form(False, False, 8)) | {"kernel": "sm90"}
+    params = params_of(Form(False, False, 8)) | {"kernel": "sm90", "batch_invariant": True}  # which is of parts
     decision = GROUPED.decided("cuda", operands, params)
     choice = decision.choice
     (second,) = choice.further
@@ -264,25 +265,62 @@ def test_kernels_compute_gradients_of_float32_results():
 def test_where_float32_is_a_kernels():
     """Where groups have many rows. Of few, parts of weights take longer to make than XLA to multiply."""
 
-    def products(rows, **options):
-        structs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 1024), (16, 1024, 2048))]
-        sizes = jax.ShapeDtypeStruct((16,), jnp.int32)
+    def products(rows, k=1024, n=2048, groups=16, **options):
+        structs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, k), (groups, k, n))]
+        sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
         function = partial(jaxgemm.ragged_dot, **options)
         (found,) = jaxgemm.explain(function, *structs, sizes, platform="cuda").products
         return found, lowered(function, *structs, sizes).count("@jaxgemm_grouped_gemm")
 
     found, launches = products(8192)
-    assert (found.kernel, found.floor.unit, launches) == ("sm90", "tf32 tensor", 2)
-    assert "float32 as 2 of bfloat16 each, a launch for each part of rhs" in str(found)
+    assert (found.kernel, found.floor.unit, launches) == ("sm90", "tf32 tensor", 1)
+    assert found.decision.choice.arithmetic == "bf16_x3"
     assert found.decision.choice.ours < found.decision.choice.theirs
-    for given in ({"rows": 16}, {"rows": 8192, "precision": "highest"}):
+    found, launches = products(8192, 2048, 8192, 64)  # weights take long to split, and their parts a launch each
+    assert (found.kernel, launches) == ("sm90", 2)
+    assert "float32 as 2 of bfloat16 each, a launch for each part of rhs" in str(found)
+    for given in ({"rows": 16}, {"rows": 16, "precision": "highest"}, {"rows": 8192, "precision": "F32_F32_F32"}):
         found, launches = products(**given)
         assert (found.kernel, launches) == ("xla", 0)
-    few, launches = products(16, kernel="sm90")
-    assert (few.kernel, launches) == ("sm90", 2)
+    assert products(16, kernel="sm90")[0].kernel == "sm90"
     assert products(16, batch_invariant=True)[1] == 2
-    with pytest.raises(jaxgemm.UnsupportedError, match="planes of fp32 operands in single products"):
-        products(8192, precision="highest", kernel="sm90")
+
+
+@built
+def test_precisions_of_groups():
+    """Full precision where XLA's sums are long, and named algorithms always, in one launch of the arithmetic."""
+
+    def product(m, k, n, precision, sums=False, **options):
+        shapes = ((m, k), (m, n)) if sums else ((m, k), (8, k, n))
+        structs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+        sizes = jax.ShapeDtypeStruct((8,), jnp.int32)
+        numbers = [NUMBERS] if sums else []
+        function = jaxgemm.ragged_dot_general if sums else jaxgemm.ragged_dot
+
+        def call(x, w, sizes):
+            return function(x, w, sizes, *numbers, precision=precision, **options)
+
+        (found,) = jaxgemm.explain(call, *structs, sizes, platform="cuda").products
+        choice = found.decision.choice
+        return found.kernel, choice.arithmetic, choice.rule
+
+    for sums in (False, True):
+        asked = product(8192, 1024, 2048, "highest", sums)
+        assert asked == ("sm90", "bf16_x6", "grouped-one-launch")
+    assert product(8192, 128, 2048, "highest")[::2] == ("xla", "grouped-short-sums")
+    assert product(1024, 1024, 2048, "highest", sums=True)[::2] == ("xla", "grouped-short-sums")
+    for precision, arithmetic in (
+        ("BF16_BF16_F32", "bf16"),
+        ("BF16_BF16_F32_X3", "bf16_x3"),
+        ("BF16_BF16_F32_X6", "bf16_x6"),
+        ("BF16_BF16_F32_X9", "bf16_x9"),
+        ("TF32_TF32_F32_X3", "bf16_x6"),  # scales would follow from other groups' rows
+    ):
+        assert product(64, 128, 256, precision) == ("sm90", arithmetic, "grouped-named-algorithm")
+    wide = product(1 << 17, 4096, 4096, "highest", kernel="auto")
+    assert wide[0] == "xla"  # rows' planes pass the limit of the workspace
+    with pytest.raises(jaxgemm.UnsupportedError, match="planes of a, and of 128 columns of b"):
+        product(1 << 17, 4096, 4096, "highest", kernel="sm90")
 
 
 def test_time_that_dense_products_take():
@@ -318,4 +356,4 @@ def test_time_of_parts():
     many = jax.ShapeDtypeStruct((3, *w.shape), jnp.float32)
     assert bytes_of(x, many) == pytest.approx(rows * (4 + 3 * 2) + 3 * weights * (4 + 2 * 2) + 3 * results * 4 * 4)
     y = jax.ShapeDtypeStruct((M, N), jnp.float32)
-    assert bytes_of(x, y, SUMS) == pytest.approx((rows + M * N) * (4 + 3 * 2))
+    assert bytes_of(x, y, SUMS) == pytest.approx((rows + M * N) * (4 + 3 * 2) + GROUPS * K * N * 4 * 2)

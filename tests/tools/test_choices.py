@@ -37,8 +37,8 @@ ROWS = (
     row("300x300x300 NN bf16", "sm90", None, 5.0, status="error"),
     row("640x640x640 NN bf16", "sm90:tile_m=64", 1.0, 5.0),  # not the model's choice, which the next one is
     row("640x640x640 NN bf16", "sm90", 2.0, 5.0),
-    row("1024x1024x256 NN f32", "simt:tile=1", 3.0, 5.0),  # the model's choice, as the first of those that are named
-    row("1024x1024x256 NN f32", "simt:tile=2", 2.0, 5.0),
+    row("1024x1024x128 NN f32", "simt:tile=1", 3.0, 5.0),  # the model's choice, as the first of those that are named
+    row("1024x1024x128 NN f32", "simt:tile=2", 2.0, 5.0),
 )
 
 
@@ -61,7 +61,7 @@ def test_products_are_read_with_both_times(script, file):
     assert (found[LARGE].ours, found[LARGE].xla, found[LARGE].device) == ({"sm90": 160.0}, 175.0, "NVIDIA H200")
     assert found[UNALIGNED].ours == {"sm90": 35.0}
     assert found["640x640x640 NN bf16"].ours == {"sm90": 2.0}
-    assert found["1024x1024x256 NN f32"].ours == {"simt": 3.0}
+    assert found["1024x1024x128 NN f32"].ours == {"simt": 3.0}
     assert len(found) == 6
 
 
@@ -79,7 +79,7 @@ def test_a_file_of_several_sources_has_each_by_itself(script, file):
 @built
 def test_what_rules_lose(script, file):
     found = {str(x.timed.case): x for x in map(script.replay, script.timings(file)) if x}
-    assert set(found) == {LARGE, UNALIGNED, "640x640x640 NN bf16", "1024x1024x256 NN f32"}
+    assert set(found) == {LARGE, UNALIGNED, "640x640x640 NN bf16", "1024x1024x128 NN f32"}
     large, unaligned = found[LARGE], found[UNALIGNED]
     assert (large.rule.name, large.side, large.without) == ("rows-aligned", Side.XLA, Side.OURS)
     assert large.loss() == pytest.approx(math.log(175 / 160))

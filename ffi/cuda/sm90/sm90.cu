@@ -116,8 +116,10 @@ std::string unsupported_sm90(const GemmProblem& p) {
     if (p.grouped() && (p.has_bias || p.activation != Activation::kNone))
       return "kernel 'sm90' has neither bias nor activation for groups in planes of fp32 operands";
     const Slabs slabs = slabs_of(p);
-    if (!p.output_empty() && slabs.count == 0)
-      return "the planes of 64 values of k, or of 128 columns, need more than 1 GiB";
+    if (!p.output_empty() && slabs.count == 0) {
+      return p.grouped() ? "the planes of a, and of 128 columns of b, need more than 1 GiB"
+                         : "the planes of 64 values of k need more than 1 GiB";
+    }
     if (!p.grouped() && slabs.count > 1 && p.d != DType::kF32) return "the planes need more than 1 GiB";
     if (std::string why = too_long({k_of_planes(planned(p))}); !why.empty()) return why;
   }

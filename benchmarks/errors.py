@@ -256,6 +256,9 @@ def _exact(options: argparse.Namespace) -> int:
     """Measures and writes the largest ratio of our planes' error to that of XLA's product in fp32, by size and k."""
     device = jax.devices()[0]
     asked = [x for x in forms(device.platform) if (x.precision, x.side) in ((SGEMM, XLA), (_EXACT, OURS))]
+    about = {**provenance.record(device), "suite": "exact", "seed": options.seed}
+    how = f"error of {_EXACT} by {OURS} over that of {SGEMM} by {XLA}, in the Frobenius norm, by kind of data"
+    file = options.results / slug(report.device_name(device)) / "exact.json"
     rows: list[Row] = []
     with report.progress(len(options.sizes) * len(options.k) * len(asked), "errors") as step:
         for m, n in options.sizes:
@@ -263,10 +266,7 @@ def _exact(options: argparse.Namespace) -> int:
                 k = of_k[0]["k"]
                 found = {kind: x and round(x, 3) for kind, of in ratios(of_k).items() for x in [of[k]]}
                 rows.append({"m": m, "n": n, "k": k, "ratios": found})
-    about = {**provenance.record(device), "suite": "exact", "seed": options.seed}
-    how = f"error of {_EXACT} by {OURS} over that of {SGEMM} by {XLA}, in the Frobenius norm, by kind of data"
-    file = options.results / slug(report.device_name(device)) / "exact.json"
-    report.write(file, {**about, "how": how, "rows": rows})
+                report.write(file, {**about, "how": how, "rows": rows})
     lines = [[f"{x['m']}x{x['n']}", str(x["k"]), *map(str, x["ratios"].values())] for x in rows]
     report.print_table(how, ["size", "k", *KINDS], lines, left=1)
     return 0

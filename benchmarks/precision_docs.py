@@ -198,7 +198,8 @@ def of_sizes(content: Row) -> str:
         most.setdefault(f"{row['m']}×{row['n']}", {})[row["k"]] = f"{max(known):.2f}" if known else "-"
     lines = [(size, *(of.get(k, "-") for k in ks)) for size, of in most.items()]
     table = markdown(("m × n", *(f"k = {k}" for k in ks)), lines)
-    return _EXACT.format(device=content["device"], when=when(content), table=table)
+    about = next(iter(content.get("sources", {"": content}).values()))  # sizes may have been measured one by one
+    return _EXACT.format(device=about["device"], when=when(about), table=table)
 
 
 def of_speed(content: Row) -> str:

@@ -301,7 +301,7 @@ GROUPED_NAMED = Reason(
 GROUPED_SHORT_SUMS = Reason(
     "grouped-short-sums",
     "XLA's sums in fp32 are short, and may err less than those of parts of 16 bits",
-    "nvidia-h200/errors.json",
+    "nvidia-h200/exact.json",
 )
 GROUPED_NOTHING = Reason("nothing-to-multiply", "there is nothing to multiply, and so no launch of a kernel")
 GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")

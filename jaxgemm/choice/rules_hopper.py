@@ -34,7 +34,7 @@ FP32 = Section(
             "fp32-planes",
             f"for sums of {EXACT_K} or more, and results of {EXACT_TILES} of XLA's tiles, products of 16-bit parts are "
             "as exact as its product, and should take less time",
-            _ERRORS,
+            "nvidia-h200/exact.json",
             Side.OURS,
             lambda q: q.arithmetic == "bf16_x6" and q.ours < (q.theirs or fp32_microseconds(q.problem)),
         ),

@@ -15,7 +15,7 @@ from meshes import assert_close, mesh, put
 
 import jaxgemm
 
-CHECK = export.DisabledSafetyCheck.custom_call("jaxgemm_gemm")
+CHECKS = [export.DisabledSafetyCheck.custom_call(f"jaxgemm_{name}gemm") for name in ("", "grouped_")]
 ROWS, W = (16, 12), (12, 8)
 
 
@@ -65,7 +65,7 @@ def test_devices_that_are_absent(types, name, rng):
     with jax.sharding.use_abstract_mesh(absent) if types == "Explicit" else nullcontext():
         structs = _structs(absent, operands)
         exported = export.export(jax.jit(ours), platforms=("cpu",))(*structs)
-        export.export(jax.jit(ours), platforms=("cuda",), disabled_checks=[CHECK])(*structs)
+        export.export(jax.jit(ours), platforms=("cuda",), disabled_checks=CHECKS)(*structs)
     assert "jaxgemm" not in exported.mlir_module().partition("loc(")[0]
     on = mesh((8,), ("x",), types)
     with jax.set_mesh(on):
@@ -80,13 +80,13 @@ def test_a_kernel_by_name_on_devices_that_are_absent(rng):
     product = jax.jit(lambda x, w: jaxgemm.gemm(x, w, kernel="host"))
     absent = AbstractMesh((8,), ("x",), axis_types=(AxisType.Explicit,))
     with jax.sharding.use_abstract_mesh(absent):
-        exported = export.export(product, disabled_checks=[CHECK], platforms=("cpu",))(*_structs(absent, (x, w)))
+        exported = export.export(product, disabled_checks=CHECKS, platforms=("cpu",))(*_structs(absent, (x, w)))
     on = mesh((8,), ("x",), "Explicit")
     with jax.set_mesh(on):
         assert_close(jax.jit(exported.call)(put(x, on, P("x")), put(w, on, P())), x.astype(np.float64) @ w)
     absent = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
     with pytest.raises(jaxgemm.UnsupportedError, match="in a program that is exported"):
-        export.export(product, disabled_checks=[CHECK], platforms=("cpu",))(*_structs(absent, (x, w)))
+        export.export(product, disabled_checks=CHECKS, platforms=("cpu",))(*_structs(absent, (x, w)))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

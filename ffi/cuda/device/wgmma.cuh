@@ -1,6 +1,6 @@
-// Warpgroup matrix instructions on 16-bit operands in shared memory, accumulating in fp32 registers.
+// Warpgroup matrix instructions on operands in shared memory, accumulating in registers.
 //
-// A warpgroup of 128 threads computes 64 x N x 16. Both operands lie in shared memory as the copy engine's
+// A warpgroup of 128 threads computes 64 x N, over 32 bytes of k. Both operands lie in shared memory as the copy engine's
 // swizzle leaves them, in either major, and are named by descriptors. Lane l of warp w holds, for
 // each block of 8 columns j, rows 16w + l/4 (registers 4j, 4j + 1) and 16w + l/4 + 8 (4j + 2, 4j + 3),
 // columns 8j + 2(l % 4) and the next.
@@ -30,8 +30,19 @@ __device__ __forceinline__ void wgmma_pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// The layout of an operand tile of 64 elements of k, and its descriptors. Addresses and offsets count 16-byte
-// units.
+// What is multiplied: the types of both operands, which have as many bits, and of sums.
+template <typename X_, typename Y_ = X_, typename Sum_ = float>
+struct Product {
+  using X = X_;
+  using Y = Y_;
+  using Sum = Sum_;
+  static_assert(sizeof(X) == sizeof(Y));
+};
+
+constexpr int kInstructionBytes = 32;  // of k
+
+// The layout of an operand tile of 128 bytes of k, and its descriptors. Addresses and offsets count 16-byte
+// units. Only 16-bit operands may be MN-major.
 //  K-major: row r lies at byte 128 r, in the 128-byte swizzle. Groups of 8 rows follow at the stride offset.
 //  MN-major: blocks of kBlock rows, each of 64 lines (one for each k) of kBlock elements, in the swizzle that
 //  is
@@ -41,7 +52,8 @@ struct OperandTile {
   static_assert(kBlock == 64 || (kBlock == 32 && kMajor == Major::kMN));
   static constexpr uint32_t kLine = 2 * kBlock / 16;
   static constexpr uint32_t kRows64 = 64 * 128 / 16;                                // to the next 64 rows
-  static constexpr uint32_t kStepK16 = kMajor == Major::kK ? 32 / 16 : 16 * kLine;  // to the next 16 of k
+  // To what the next instruction takes.
+  static constexpr uint32_t kStep = kMajor == Major::kK ? kInstructionBytes / 16 : 16 * kLine;
 
   __device__ static __forceinline__ uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = uint64_t(kBlock == 64 ? 1 : 2) << 62;
@@ -57,8 +69,8 @@ __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t units)
   return descriptor >> 32 << 32 | (static_cast<uint32_t>(descriptor) + units);
 }
 
-// Wgmma<In, kN, kMajorA, kMajorB>::mma(d, a, b, accumulate): d = a * b (+ d).
-template <typename In, int kN, Major kMajorA, Major kMajorB>
+// Wgmma<Product, kN, kMajorA, kMajorB>::mma(d, a, b, accumulate): d = a * b (+ d).
+template <typename Product, int kN, Major kMajorA, Major kMajorB>
 struct Wgmma;
 
 // The instruction's register list cannot be built from a constant, so lists are spelled out, each from the
@@ -103,7 +115,7 @@ struct Wgmma;
 // numbers of the operands that follow these registers.
 #define JAXGEMM_WGMMA_TYPE(In, ptx, N, COUNT, A, B, ACC, TA, TB)                                                 \
   template <Major kMajorA, Major kMajorB>                                                                        \
-  struct Wgmma<In, N, kMajorA, kMajorB> {                                                                        \
+  struct Wgmma<Product<In>, N, kMajorA, kMajorB> {                                                               \
     __device__ static __forceinline__ void mma(float (&d)[COUNT], uint64_t a, uint64_t b, uint32_t accumulate) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" ACC ", 0;\n"                                             \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." ptx "." ptx                                 \

@@ -87,8 +87,8 @@ __device__ __forceinline__ void multiply(float (&acc)[kBlockN / 2], uint32_t rin
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBox / 16; ++step) {
-      Wgmma<In, kBlockN, kMajorA, kMajorB>::mma(acc, advance(a, step * A::kStepK16),
-                                                advance(b, step * B::kStepK16), 1);
+      Wgmma<Product<In>, kBlockN, kMajorA, kMajorB>::mma(acc, advance(a, step * A::kStep),
+                                                advance(b, step * B::kStep), 1);
     }
     wgmma_commit();
     wgmma_wait<1>();

@@ -49,7 +49,7 @@ class Addend {
           r, staging_ + buffer * E::kStagingBufferBytes + staged_matrix<kSwap, kCols>(j, lane));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 c = unpack<typename E::In>(r[i]);
+        const float2 c = unpack<typename E::Narrow>(r[i]);
         x[j / 2 + 2 * i] = fmaf(beta, c.x, x[j / 2 + 2 * i]);
         x[j / 2 + 2 * i + 1] = fmaf(beta, c.y, x[j / 2 + 2 * i + 1]);
       }

@@ -19,9 +19,9 @@ constexpr int64_t kMaxPitch = 1 << 27;
 
 // Where there is one wave the grid's coordinates say which block has which tile, if the walk is along the
 // rows or the columns. Other walks then cost the kernel divisions: this factor, and they are considered only
-// where K is at least so long (sources "walks" of benchmarks/results/sm90_configurations.json).
+// where K has at least so many steps (sources "walks" of benchmarks/results/sm90_configurations.json).
 constexpr double kDividedWalk = 1.02;
-constexpr int64_t kDividedWalkK = 16 * kTileK;
+constexpr int64_t kDividedWalkSteps = 16;
 
 // The walk over the units that costs least.
 RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c,
@@ -29,7 +29,7 @@ RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t
   const UnitCounts u(s, t, c, machine.multiprocessors);
   const int all = static_cast<int>(std::min(u.rows, double(kMaxWalkHeight)));
   const bool by_grid = one_wave(u.all(), u.resident, c.cluster()),
-             long_sums = s.k / c.split_k >= kDividedWalkK;
+             long_sums = s.k / c.split_k >= kDividedWalkSteps * step_k(p);
   RankedConfig best;
   double least = INFINITY;
   for (const int height : {all, 1, 8, 4, 16, 2}) {
@@ -69,7 +69,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
               std::vector<RankedConfig>* ranked) {
   const TileConfig& t = kTiles[c.tile];
   const int64_t tiles = unit_rows(t, s.m, 1) * ceil_div(s.n, t.result_n()) * s.batch;
-  const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, kTileK));
+  const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, step_k(p)));
   const int sms = machine.multiprocessors;
   const auto rank = [&](Config config) {
     ranked->push_back(fixed(p, "walk_height") ? RankedConfig{config, cost(p, s, t, config, machine)}

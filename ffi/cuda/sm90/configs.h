@@ -123,7 +123,12 @@ struct TileConfig {
   }
 };
 
-constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
+// A stage of the ring holds a line of so many bytes of k of each row, one row of the swizzle; and so many
+// elements of 16 bits, where there are no others.
+constexpr int kLineBytes = 128, kStepK16 = kLineBytes / 2;
+// The elements of a stage along k.
+constexpr int step_k(DType operand) { return kLineBytes / static_cast<int>(dtype_bytes(operand)); }
+constexpr int step_k(const GemmProblem& p) { return step_k(p.a.dtype); }
 
 // Elements of a line of L2 (128 bytes). Rows that begin in the middle of a line take longer to load and
 // store.

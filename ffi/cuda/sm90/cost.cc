@@ -46,14 +46,14 @@ constexpr int kMinStages = 4;
 // Bytes of shared memory that a step of k reads and writes. Each wgmma reads 64 rows of x and all columns of
 // y.
 double shared_bytes(const TileConfig& t, int tile_n) {
-  const double instructions = t.tile_m / 64 * (kTileK / 16);
-  return instructions * (64 + tile_n) * 32 + (t.tile_m + tile_n) * kTileK * 2;
+  const double instructions = t.tile_m / 64 * (kLineBytes / 32);
+  return instructions * (64 + tile_n) * 32 + (t.tile_m + tile_n) * kLineBytes;
 }
 
 // Bytes of a stage of the ring.
 int stage_bytes(const TileConfig& t, bool y_mn_major) {
   const int block = mn_block_rows(t.result_n());
-  return (t.tile_m + (y_mn_major ? ceil_div(t.tile_n, block) * block : t.tile_n)) * kTileK * 2;
+  return (t.tile_m + (y_mn_major ? ceil_div(t.tile_n, block) * block : t.tile_n)) * kLineBytes;
 }
 
 // How one operand lies in memory: lines of `length` elements, `pitch` apart.
@@ -173,7 +173,7 @@ struct Case {
   bool ping_pong() const { return t.schedule == Schedule::kPingPong; }
 };
 
-// Lines of kTileK elements that a block loads in a step, of the engine's rows and columns: its share of what
+// Lines of kLineBytes that a block loads in a step, of the engine's rows and columns: its share of what
 // the blocks of a cluster load together. `more`: what straddling lines of L2 adds, counted in lines.
 struct LoadedLines {
   double rows, columns, more;
@@ -194,13 +194,13 @@ struct LoadedLines {
 };
 
 // A step of `tile_n` columns in a multiprocessor: the longest of multiplying, of shared memory, and of
-// shifting y.
+// shifting y. Tensor cores take as many bytes of k a second, whatever the operands' type.
 double multiply_time(const Case& x, int tile_n) {
   const TileConfig& t = x.t;
   const double sharing = std::max(1.0, std::ceil(x.u.running() * x.c.cluster() / x.sms));  // blocks
   const double part = 1 / x.throttle / sharing;  // of the multiprocessor's rates
   const RawStage raw(t, x.s.y_mn_major);
-  const double multiply = double(t.tile_m) * tile_n * kTileK /
+  const double multiply = double(t.tile_m) * tile_n * kStepK16 /
                           (kMmaRate * (t.consumers == 3 && !t.planes ? kThreeConsumers : 1) * part);
   const double feed = shared_bytes(t, tile_n) / (kSharedRate * part);
   const double realign = t.realigns ? (raw.lines * kRealignLine + raw.bytes / kRealignRate) / part : 0;
@@ -221,7 +221,7 @@ double load_time(const Case& x, int tile_n) {
   const double sent = sent_of(distinct.rows, x.c.cluster_n > 1) * lines.rows +
                       sent_of(std::min(1.0, distinct.columns * starts), x.c.cluster_m > 1) * lines.columns;
   const double bytes_of_line =
-      kTileK * 2 * x.sms * (kIdleL2 + (x.t.blocks - kIdleL2) * u.running() / u.resident);
+      kLineBytes * x.sms * (kIdleL2 + (x.t.blocks - kIdleL2) * u.running() / u.resident);
   return bytes_of_line *
          soft_max((lines.rows + lines.columns + lines.more) / kL2Rate, sent / kL2SendRate, kL2Bound);
 }
@@ -231,7 +231,7 @@ int idle_stages(const Shape& s, const TileConfig& t, const Config& c, const Unit
   const int64_t all = s.m * (t.tile_m / t.result_m()) + s.n * (t.tile_n / t.result_n());  // of both weights
   const double lines = double(all) * double(s.batch) * c.split_k * u.running() / u.all();
   const int stages = t.stages(stage_bytes(t, s.y_mn_major));
-  const double needed = std::ceil(kBytesInFlight / (lines * kTileK * 2));
+  const double needed = std::ceil(kBytesInFlight / (lines * kLineBytes));
   return stages - static_cast<int>(std::clamp<double>(needed, std::min(kMinStages, stages), stages));
 }
 
@@ -354,7 +354,7 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine,
           const UnitCounts& units) {
   const Case x(p, s, t, c, machine.multiprocessors, units);
-  const int64_t k_steps = t.every_eighth ? every_eighth_steps(s.k, p.a.ld) : ceil_div(s.k, kTileK);
+  const int64_t k_steps = t.every_eighth ? every_eighth_steps(s.k, p.a.ld) : ceil_div(s.k, step_k(p));
   const double steps =
       std::ceil(double(std::max<int64_t>(1, k_steps)) / c.split_k) * x.products;  // of a unit
   const double step = step_time(x, t.tile_n), waves = wave_count(x, step);

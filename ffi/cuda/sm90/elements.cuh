@@ -11,7 +11,7 @@ namespace jaxgemm::cuda::sm90 {
 // The stores of one warp.
 template <typename E>
 class Elements {
-  using In = typename E::In;
+  using In = typename E::Narrow;
   static constexpr int kCols = E::kStripColumns;
   static constexpr int kAtOnce = 4;  // elements that a lane loads, finishes and stores together
   static_assert(16 * kCols * 4 <= E::kStagingBytes && 16 * kCols % (32 * kAtOnce) == 0);

@@ -11,11 +11,11 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Whether a tile is compiled for operands of this type.
-template <typename In>
-constexpr bool has_type(const TileConfig& t) {
-  return !t.planes || t.is_dense() ||
-         std::is_same_v<In, __nv_bfloat16>;  // scaled planes are of single products
+// Whether a tile is compiled for this product.
+template <typename Product>
+constexpr bool has_product(const TileConfig& t) {
+  // Scaled planes are of single products.
+  return !t.planes || t.is_dense() || std::is_same_v<typename Product::X, __nv_bfloat16>;
 }
 
 // Whether a tile is compiled for operands of these majors.
@@ -36,12 +36,14 @@ constexpr bool has_majors(const TileConfig& t, Major x, Major y) {
 
 __host__ __device__ constexpr bool by_copy_engine(StorePath path) { return path <= StorePath::kTmaFinished; }
 
-// The kernel for one tile, the majors of x and y, and the operands' type.
-template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename In_>
+// The kernel for one tile, the majors of x and y, and the types of a product.
+template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename Product_>
 struct Engine {
-  using In = In_;
+  using Product = Product_;
+  using Narrow = typename Product::X;  // the type of 16-bit results, C and a bias
+  static constexpr int kStepK = kLineBytes / sizeof(typename Product::X);  // elements of k of a stage
   static constexpr bool kMany = kConfig.many, kPlanes = kConfig.planes;
-  static constexpr bool kScaled = kPlanes && std::is_same_v<In, __half>;  // planes/planes.h
+  static constexpr bool kScaled = kPlanes && std::is_same_v<typename Product::X, __half>;  // planes/planes.h
   using Parameters = std::conditional_t<kMany, ManyParameters, sm90::Parameters<kConfig>>;
   using Results =
       std::conditional_t<kMany, ManyEntry, Parameters>;  // the part that is about a tile's results
@@ -84,7 +86,7 @@ struct Engine {
   static_assert(kBlockX == 64);
   static constexpr int kLinesX = kTileM;
   static constexpr int kLinesY = kMajorY == Major::kMN ? (kTileN + kBlockY - 1) / kBlockY * kBlockY : kTileN;
-  static constexpr int kBytesX = kLinesX * 128, kBytesY = kLinesY * 128;
+  static constexpr int kBytesX = kLinesX * kLineBytes, kBytesY = kLinesY * kLineBytes;
   static constexpr int kStageBytes = kBytesX + kBytesY;
 
   static constexpr int kStagingBytes = kConfig.staging_bytes(), kAlignment = sm90::kAlignment;
@@ -122,7 +124,7 @@ struct Engine {
 // A thread's part of a warpgroup's accumulators.
 template <typename E>
 struct Accumulators {
-  float value[E::kBlocksM][E::kAccumulators];
+  typename E::Product::Sum value[E::kBlocksM][E::kAccumulators];
 };
 
 // Where a strip of results begins, in the engine's rows and columns. A strip is what a warp finishes at a

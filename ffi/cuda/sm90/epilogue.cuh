@@ -31,7 +31,7 @@ struct NoAddend {
 
 template <typename E>
 class EpilogueWarp {
-  using In = typename E::In;
+  using In = typename E::Narrow;
   static constexpr int kCols = E::kStripColumns;
   static constexpr int kAcross = E::kStrips, kWholeAcross = E::kWholeStrips;  // strips side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators

@@ -39,7 +39,7 @@ GroupTable group_table(const Plan& plan, const GemmProblem& p, const GemmBuffers
           .rows = static_cast<uint32_t>(sums ? p.k : p.m),
           .columns = static_cast<uint32_t>(weight_columns(plan)),
           .walk_height = static_cast<uint32_t>(walk_height(plan, p)),
-          .k_blocks = static_cast<uint32_t>(ceil_div(p.k, kTileK))};
+          .k_blocks = static_cast<uint32_t>(ceil_div(p.k, step_k(p)))};
 }
 
 TileSchedule make_grouped_schedule(const Plan& plan, const GemmProblem& p, int multiprocessors) {

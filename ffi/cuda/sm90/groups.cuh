@@ -235,8 +235,8 @@ class SumUnits {
     unit_.row = unit.row;
     unit_.col = unit.col;
     unit_.k_begin = static_cast<int>(begin - batch * table.rows);
-    unit_.k_blocks = (tokens + kTileK - 1) / kTileK;
-    unit_.last_lines = tokens - (unit_.k_blocks - 1) * kTileK;
+    unit_.k_blocks = (tokens + E::kStepK - 1) / E::kStepK;
+    unit_.last_lines = tokens - (unit_.k_blocks - 1) * E::kStepK;
     return true;
   }
   __device__ __forceinline__ bool next() {
@@ -270,16 +270,16 @@ class SumUnits {
 template <typename E>
 __device__ __forceinline__ void clear_after_tokens(const SharedLayout<E>& shared, int stage, int lines,
                                                    int warpgroup) {
-  if (lines == kTileK) return;
+  if (lines == E::kStepK) return;
   constexpr int kThreads = E::kPingPong ? 128 : 128 * E::kConsumers;
   const int thread = static_cast<int>(threadIdx.x) - 128 - (E::kPingPong ? 128 * warpgroup : 0);
   const uint32_t x = shared.x + stage * E::kBytesX, y = shared.y + stage * E::kBytesY;
 #pragma unroll 1
-  for (int at = lines * 128 + thread * 16; at < kTileK * 128; at += kThreads * 16) {
+  for (int at = lines * 128 + thread * 16; at < E::kStepK * kLineBytes; at += kThreads * 16) {
 #pragma unroll
-    for (int block = 0; block < E::kBytesX; block += kTileK * 128) store_shared(x + block + at, uint4{});
+    for (int block = 0; block < E::kBytesX; block += E::kStepK * kLineBytes) store_shared(x + block + at, uint4{});
 #pragma unroll
-    for (int block = 0; block < E::kBytesY; block += kTileK * 128) store_shared(y + block + at, uint4{});
+    for (int block = 0; block < E::kBytesY; block += E::kStepK * kLineBytes) store_shared(y + block + at, uint4{});
   }
   fence_shared_to_async();
   // With planes a warpgroup may be at the barrier that is its own while another is here.

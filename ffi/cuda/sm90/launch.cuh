@@ -40,14 +40,14 @@ Status launch_engine(const typename E::Parameters& params, const Launch& launch)
   return launch_status("sm90");
 }
 
-template <typename In, Major kX, Major kY, typename From>
+template <typename Product, Major kX, Major kY, typename From>
 Status launch_tiles(const From& from, const Launch& launch) {
   Status status{"internal error: no such tile in kernel 'sm90'"};
   const auto launch_tile = [&]<int kTile>() {
     constexpr const TileConfig& tile = kTiles[kTile];
-    if constexpr (tile.many == std::is_same_v<From, ManyParameters> && has_type<In>(tile) &&
+    if constexpr (tile.many == std::is_same_v<From, ManyParameters> && has_product<Product>(tile) &&
                   has_majors(tile, kX, kY)) {
-      if (kTile == launch.tile) status = launch_engine<Engine<tile, kX, kY, In>>(from, launch);
+      if (kTile == launch.tile) status = launch_engine<Engine<tile, kX, kY, Product>>(from, launch);
     }
   };
   [&]<int... kTile>(std::integer_sequence<int, kTile...>) {

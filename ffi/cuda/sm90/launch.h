@@ -15,14 +15,14 @@ struct Launch {
   CUstream_st* stream = nullptr;
 };
 
-// Launches a tile of one product, or of many (From is ManyParameters). Each combination of type and majors is
+// Launches a tile of one product, or of many (From is ManyParameters). Each combination of types and majors is
 // compiled in a file of its own, made from tiles.cu.in.
-template <typename In, Major kX, Major kY, typename From>
+template <typename Product, Major kX, Major kY, typename From>
 Status launch_tiles(const From& parameters, const Launch& launch);
 
 #define JAXGEMM_SM90_MAJORS(type, x, y)                                                                    \
-  extern template Status launch_tiles<type, Major::x, Major::y, AllParts>(const AllParts&, const Launch&); \
-  extern template Status launch_tiles<type, Major::x, Major::y, ManyParameters>(const ManyParameters&,     \
+  extern template Status launch_tiles<Product<type>, Major::x, Major::y, AllParts>(const AllParts&, const Launch&); \
+  extern template Status launch_tiles<Product<type>, Major::x, Major::y, ManyParameters>(const ManyParameters&,     \
                                                                                 const Launch&);
 #define JAXGEMM_SM90_TYPE(type)      \
   JAXGEMM_SM90_MAJORS(type, kK, kK)  \
@@ -38,8 +38,8 @@ JAXGEMM_SM90_TYPE(__half)
 template <typename From>
 Status launch_tiles(DType type, Major x, Major y, const From& parameters, const Launch& launch) {
   return with_majors(x, y, [&]<Major kX, Major kY>() {
-    return type == DType::kBF16 ? launch_tiles<__nv_bfloat16, kX, kY>(parameters, launch)
-                                : launch_tiles<__half, kX, kY>(parameters, launch);
+    return type == DType::kBF16 ? launch_tiles<Product<__nv_bfloat16>, kX, kY>(parameters, launch)
+                                : launch_tiles<Product<__half>, kX, kY>(parameters, launch);
   });
 }
 

@@ -48,7 +48,7 @@ class TmaOperand {
       map_ = whole_;
       copies_ = (left + kBlock - 1) / kBlock;
       inner_ = line;
-      outer_ = share_ * (kTileK >> shift_);
+      outer_ = share_ * (kStepK16 >> shift_);
       to_ = shared_ + outer_ * 2 * kBlock;
       return copies_ * (kBlock * 128);
     }

@@ -20,7 +20,7 @@ Status make_entry(const Plan& plan, const GemmProblem& p, const GemmBuffers& buf
   entry->out = output_of(plan, p, buffers);
   entry->rows = static_cast<int>(p.m);
   entry->cols = static_cast<int>(p.n);
-  entry->k_blocks = static_cast<int>(ceil_div(p.k, kTileK));
+  entry->k_blocks = static_cast<int>(ceil_div(p.k, step_k(p)));
   return many_maps(plan, operands.a, operands.b, p, entry);
 }
 

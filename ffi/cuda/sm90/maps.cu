@@ -17,7 +17,7 @@ Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int
                             .extent = {inner, outer, batch1, batch0},
                             .stride = {1, pitch, x.batch_stride[1], x.batch_stride[0]},
                             .box = {box_inner, box_outer, 1, 1},
-                            .bf16 = p.a.dtype == DType::kBF16},
+                            .type = p.a.dtype},
                            map);
 }
 
@@ -26,8 +26,8 @@ Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int
 Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int sharers,
                    const GemmProblem& p, CUtensorMap* map) {
   const bool k_major = x.major == Major::kK;
-  return encode_rows(x, base, x.inner(), x.outer(), x.ld, k_major ? kTileK : mn_block_rows(tile_rows),
-                     (k_major ? loaded_rows(rows, tile_rows, sharers) : kTileK) / sharers, p, map);
+  return encode_rows(x, base, x.inner(), x.outer(), x.ld, k_major ? step_k(p) : mn_block_rows(tile_rows),
+                     (k_major ? loaded_rows(rows, tile_rows, sharers) : step_k(p)) / sharers, p, map);
 }
 
 // The map for whole tiles, or for the only tile; and `edge`, for a last tile that is cut where there are
@@ -68,7 +68,7 @@ Status every_eighth_maps(const PlannedOperand& x, const void* base, int rows, co
   for (int64_t first = 0; first < std::min<int64_t>(8, x.rows); ++first) {
     const int64_t before = first * x.ld % align;
     const uint8_t* const from = static_cast<const uint8_t*>(base) + 2 * (first * x.ld - before);
-    const Status status = encode_rows(x, from, before + x.k, ceil_div(x.rows - first, 8), 8 * x.ld, kTileK,
+    const Status status = encode_rows(x, from, before + x.k, ceil_div(x.rows - first, 8), 8 * x.ld, kStepK16,
                                       rows, p, &maps[first]);
     if (!status.ok()) return status;
   }
@@ -83,7 +83,7 @@ Status group_maps(const Plan& plan, const void* x_base, const void* y_base, cons
   const TileConfig& tile = kTiles[c.tile];
   const bool on_rows = tile.tokens == Axis::kRows;
   const auto tokens = [&](const PlannedOperand& of, const void* base, int sharers, CUtensorMap* map) {
-    return encode_rows(of, base, of.inner(), of.outer(), of.ld, kTileK, tile.token_box(sharers), p, map);
+    return encode_rows(of, base, of.inner(), of.outer(), of.ld, step_k(p), tile.token_box(sharers), p, map);
   };
   const Status status =
       on_rows ? tokens(x, x_base, c.cluster_n, &params->x)
@@ -110,7 +110,7 @@ Status result_map(const GemmProblem& p, const Output& out, const void* base, int
                             .extent = {p.n, rows, products},
                             .stride = {1, out.pitch, out.batch_stride},
                             .box = {out.swap ? 16 : columns, out.swap ? columns : 16, 1},
-                            .bf16 = p.d == DType::kBF16},
+                            .type = p.d},
                            map);
 }
 

@@ -61,7 +61,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
                                          Issued&& issued) {
   using X = OperandTile<E::kX>;
   using Y = OperandTile<E::kY, E::kY == Major::kMN ? E::kBlockY : 64>;
-  using Mma = Wgmma<typename E::In, kColumns, E::kX, E::kY>;
+  using Mma = Wgmma<typename E::Product, kColumns, E::kX, E::kY>;
   const uint64_t x_base = X::descriptor(shared.x) + row / 64 * X::kRows64;
   const uint64_t y_base = Y::descriptor(shared.y);
   StageRelease<E> release(shared, place);
@@ -78,11 +78,11 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
     const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kTileK / 16; ++step) {
+    for (int step = 0; step < kLineBytes / kInstructionBytes; ++step) {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         Mma::mma(reinterpret_cast<float (&)[kColumns / 2]>(acc.value[i]),
-                 advance(x, i * X::kRows64 + step * X::kStepK16), advance(y, step * Y::kStepK16), accumulate);
+                 advance(x, i * X::kRows64 + step * X::kStep), advance(y, step * Y::kStep), accumulate);
       }
       accumulate = 1;
     }

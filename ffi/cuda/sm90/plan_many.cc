@@ -21,14 +21,14 @@ GemmProblem stand_in(std::span<const GemmProblem> problems, const TileConfig& t)
     m += double(p.m);
     n += double(p.n);
     tiles += double(tiles_of(p, t));
-    steps += double(tiles_of(p, t)) * double(ceil_div(p.k, kTileK));
+    steps += double(tiles_of(p, t)) * double(ceil_div(p.k, step_k(p)));
   }
   const auto extent = [](double mean, int64_t to) { return round_up(int64_t(std::ceil(mean)), to); };
   const double count = double(problems.size());
   GemmProblem mean = problems[0];
   mean.m = extent(m / count, 1);
   mean.n = extent(n / count, 8);
-  mean.k = extent(steps / tiles * kTileK, 8);
+  mean.k = extent(steps / tiles * step_k(mean), 8);
   mean.batch[1] = static_cast<int64_t>(problems.size());
   mean.a.ld = mean.b.ld =
       round_up(std::max({mean.m, mean.n, mean.k}), kL2Line);  // copies are the same for all

@@ -1,4 +1,4 @@
-// The loading warp: it walks over its block's units and fills the ring of stages. A stage holds kTileK
+// The loading warp: it walks over its block's units and fills the ring of stages. A stage holds E::kStepK
 // elements of k of a tile's x and y.
 #pragma once
 
@@ -110,7 +110,7 @@ class RingFill {
         mbarrier_arrive_expect(full, start.bytes);
         loads.load(ring_.stage, full, k, y_ahead);
       }
-      k += kTileK;
+      k += E::kStepK;
       ring_.next();
     } while (--left > 0);
   }

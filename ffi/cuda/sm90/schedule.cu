@@ -34,8 +34,7 @@ void set_walk(int64_t height, int64_t columns, TileSchedule* s) {
 }
 
 // The pieces of K: partial results, or a cluster's slices.
-void set_pieces(const Config& c, int64_t k, TileSchedule* s) {
-  const int64_t steps = ceil_div(k, kTileK);
+void set_pieces(const Config& c, int64_t steps, TileSchedule* s) {
   s->splits = Divisor(static_cast<uint32_t>(c.partials()));
   s->slices = static_cast<uint8_t>(c.slices());
   s->k_each = static_cast<uint32_t>(steps / c.split_k);
@@ -74,7 +73,7 @@ TileSchedule make_schedule(const Plan& plan, const GemmProblem& p, int multiproc
   // A grid of a block for each tile has one for each narrow tile, too.
   if (s.narrow_stride > 0 && c.grid == Grid::kTiles) s.narrow_stride = s.rows;
   set_walk(height, columns, &s);
-  set_pieces(c, p.k, &s);
+  set_pieces(c, ceil_div(p.k, step_k(p)), &s);
   return s;
 }
 

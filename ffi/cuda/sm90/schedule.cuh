@@ -51,7 +51,7 @@ struct TileSchedule {
   uint16_t resident;             // clusters that run at a time
   int narrow_col;                // the column of tiles with kNarrowColumns or less, or -1
   uint32_t products;             // of the batch, times the partial results of each
-  uint32_t k_each, k_extra;  // steps of kTileK in every piece of K; the first k_extra pieces have one more
+  uint32_t k_each, k_extra;  // steps, of a stage each, in every piece of K; the first k_extra pieces have one more
   Divisor splits;            // partial results of a product
   uint32_t narrow_stride;    // clusters that walk narrow_col after all other tiles; 0: it is among the others
   uint32_t rows;             // rows of clusters
@@ -71,7 +71,7 @@ std::array<uint32_t, 3> grid_of(const TileSchedule& schedule, const Plan& plan);
 struct Unit {
   int row, col;  // in tiles
   int split, batch;
-  int k_begin, k_blocks;  // in steps of kTileK
+  int k_begin, k_blocks;  // in steps
 };
 
 // A block's place in its cluster, and its cluster's in the grid: fixed for the whole launch. Blocks of a row

@@ -24,7 +24,13 @@ Encode encoder() {
   return function;
 }
 
+CUtensorMapDataType type_of(DType t) {
+  if (t == DType::kBF16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return dtype_bytes(t) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
 Status encode(const TensorMapRequest& r, CUtensorMap* map) {
+  const uint64_t bytes = dtype_bytes(r.type);
   cuuint64_t extent[4], stride[3];
   cuuint32_t box[4], step[4];
   for (int i = 0; i < r.rank; ++i) {
@@ -32,15 +38,15 @@ Status encode(const TensorMapRequest& r, CUtensorMap* map) {
     box[i] = static_cast<cuuint32_t>(r.box[i]);
     step[i] = 1;
     // The encoder checks the stride of a dimension of one element, too, though it has no meaning.
-    if (i > 0) stride[i - 1] = r.extent[i] > 1 ? static_cast<cuuint64_t>(r.stride[i]) * 2 : 16;
+    if (i > 0) stride[i - 1] = r.extent[i] > 1 ? static_cast<cuuint64_t>(r.stride[i]) * bytes : 16;
   }
-  const CUtensorMapSwizzle swizzle = r.box[0] == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                                     : r.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                     : r.box[0] == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
-                                                      : CU_TENSOR_MAP_SWIZZLE_NONE;
+  const uint64_t line = r.box[0] * bytes;
+  const CUtensorMapSwizzle swizzle = line == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : line == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                     : line == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                  : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult result =
-      encoder()(map, r.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                static_cast<cuuint32_t>(r.rank), const_cast<void*>(r.base), extent, stride, box, step,
+      encoder()(map, type_of(r.type), static_cast<cuuint32_t>(r.rank), const_cast<void*>(r.base), extent, stride, box, step,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};

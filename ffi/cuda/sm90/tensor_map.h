@@ -7,14 +7,14 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// A tensor of 16-bit elements, innermost dimension first; strides in elements, the innermost is 1.
+// A tensor of elements of 8 or 16 bits, innermost dimension first; strides in elements, the innermost is 1.
 struct TensorMapRequest {
   const void* base;
   int rank;
   int64_t extent[4];
   int64_t stride[4];
   int box[4];
-  bool bf16;
+  DType type;
 
   bool operator==(const TensorMapRequest&) const = default;
 };

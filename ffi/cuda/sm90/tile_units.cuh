@@ -32,7 +32,7 @@ __device__ __forceinline__ LoadStart load_start(const typename E::Parameters& p,
   LoadStart start{};
   start.row = unit.row * E::kResultM;
   start.col = unit.col * E::kResultN;
-  start.k = unit.k_begin * kTileK;
+  start.k = unit.k_begin * E::kStepK;
   start.k_blocks = unit.k_blocks;
   if constexpr (E::kEveryEighth) {
     start.x_batch0 = unit.batch;

@@ -20,7 +20,7 @@ SplitOperand split_operand(const GemmProblem& slab, const Matrix& x, const Matri
   s.k = as_it_lies ? rows : slab.k;
   s.row_stride = k_contiguous || as_it_lies ? x.ld : 1;
   s.k_stride = k_contiguous || as_it_lies ? 1 : x.ld;
-  s.pitch = round_up(s.k, kTileK);
+  s.pitch = round_up(s.k, kStepK16);
   s.row_pitch = planes.ld;
   s.plane_pitch = as_it_lies ? s.rows * s.pitch : s.pitch;
   if (planes.batch_stride[0]) s.batch_outer = slab.batch[0], s.outer_stride = x.batch_stride[0];

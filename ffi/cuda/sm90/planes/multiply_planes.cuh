@@ -27,7 +27,7 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
                                                 Arrived&& arrived, Started&& started, Issued&& issued) {
   using X = OperandTile<E::kX>;
   using Y = OperandTile<E::kY>;
-  using Mma = Wgmma<typename E::In, E::kTileN, E::kX, E::kY>;
+  using Mma = Wgmma<typename E::Product, E::kTileN, E::kX, E::kY>;
   static_assert(E::kBlocksM == 1);
   const uint64_t x_base = X::descriptor(shared.x) + row / 64 * X::kRows64;
   const uint64_t y_base = Y::descriptor(shared.y);
@@ -53,9 +53,9 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
       if (warpgroup > 0 || !first) sync<NamedBarrier::kTurn>(warpgroup, kTwoWarpgroups);
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kTileK / 16; ++step) {
-        Mma::mma(sum, advance(x, step * X::kStepK16), advance(y, step * Y::kStepK16), step > 0);
-        if (step == kTileK / 16 - 2) wgmma_commit();
+      for (int step = 0; step < kLineBytes / kInstructionBytes; ++step) {
+        Mma::mma(sum, advance(x, step * X::kStep), advance(y, step * Y::kStep), step > 0);
+        if (step == kLineBytes / kInstructionBytes - 2) wgmma_commit();
       }
       wgmma_commit();
       if (first) started();

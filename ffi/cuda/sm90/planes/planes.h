@@ -69,7 +69,7 @@ constexpr bool of_planes(const GemmProblem& p) { return plane_scheme(p.arithmeti
 
 constexpr bool of_sums(const GemmProblem& p) { return p.groups.form == Form::kSums; }
 // How far a plane begins behind the one before it, along k; and the extent of all.
-constexpr int64_t plane_pitch(const GemmProblem& p) { return of_sums(p) ? p.k : round_up(p.k, kTileK); }
+constexpr int64_t plane_pitch(const GemmProblem& p) { return of_sums(p) ? p.k : round_up(p.k, kStepK16); }
 constexpr int64_t k_of_planes(const GemmProblem& p) {
   return plane_scheme(p.arithmetic).planes * plane_pitch(p);
 }

@@ -20,7 +20,7 @@ bool batched(const GemmProblem& p, const Matrix& x, int level) {
 
 // Elements of one plane of a matrix of so many rows and values of k.
 int64_t plane_elements(const GemmProblem& p, int64_t rows, int64_t k) {
-  return of_sums(p) ? k * round_up(rows, kTileK) : rows * round_up(k, kTileK);
+  return of_sums(p) ? k * round_up(rows, kStepK16) : rows * round_up(k, kStepK16);
 }
 
 // Elements of one plane of each of an operand's matrices: those that a batch broadcasts are split once.
@@ -33,7 +33,7 @@ int64_t all_elements(const GemmProblem& p, const Matrix& x, int64_t rows, int64_
 Matrix planes_matrix(const GemmProblem& slab, const Matrix& x, int64_t rows, bool is_b) {
   const PlaneScheme scheme = plane_scheme(slab.arithmetic);
   Matrix out{.dtype = scheme.type, .transposed = is_b != of_sums(slab)};
-  out.ld = of_sums(slab) ? round_up(rows, kTileK) : k_of_planes(slab);
+  out.ld = of_sums(slab) ? round_up(rows, kStepK16) : k_of_planes(slab);
   const int64_t matrix = scheme.planes * plane_elements(slab, rows, slab.k);
   if (batched(slab, x, 1)) out.batch_stride[1] = matrix;
   if (batched(slab, x, 0)) out.batch_stride[0] = matrix * (batched(slab, x, 1) ? slab.batch[1] : 1);
@@ -53,7 +53,7 @@ Slabs slabs_of(const GemmProblem& p) {
   const PlaneScheme scheme = plane_scheme(plane_arithmetic(p));
   // Where the guard is up, planes of another kind take the place of scaled ones.
   const int64_t of_value = 2 * (scheme.scaled ? plane_scheme(kUnscaled) : scheme).planes;  // bytes
-  const int64_t step = p.grouped() ? kColumns : kTileK;
+  const int64_t step = p.grouped() ? kColumns : kStepK16;
   const auto a = [&](int64_t extent) {
     return of_value * all_elements(p, p.a, p.m, p.grouped() ? p.k : extent);
   };

@@ -17,7 +17,7 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-constexpr int kSplitThreads = 256, kLanes = kTileK / kValuesEach;  // threads of a row
+constexpr int kSplitThreads = 256, kLanes = kStepK16 / kValuesEach;  // threads of a row
 constexpr int kRowsEach = 2, kRowsApart = kSplitThreads / kLanes;  // of a thread
 constexpr int kSplitRows = kRowsEach * kRowsApart;
 constexpr int kBlocksEach = 5;  // of a multiprocessor
@@ -55,13 +55,13 @@ __device__ __forceinline__ void load_along_k(const SplitOperand& x, const float*
 __device__ __forceinline__ void load_along_rows(const SplitOperand& x, const float* from, int first_row,
                                                 int first_k, Rows& value) {
   constexpr int kWarps = kSplitThreads / 32, kPitch = kSplitRows + 1;
-  __shared__ float tile[kTileK * kPitch + 4];
+  __shared__ float tile[kStepK16 * kPitch + 4];
   // Lanes read 8 lines each, and from the 32nd on other banks than those before.
   const auto at = [](int line, int row) { return line * kPitch + line / 32 * 4 + row; };
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int row_of_lane = first_row + lane;
 #pragma unroll
-  for (int line = warp; line < kTileK; line += kWarps) {
+  for (int line = warp; line < kStepK16; line += kWarps) {
     const int k = first_k + line;
     const float* const source = from + row_of_lane + k * x.k_stride;
 #pragma unroll
@@ -89,7 +89,7 @@ __device__ __forceinline__ void for_values(const SplitTable& table, Run&& run) {
     const uint32_t piece = index - (second ? table.work[0].blocks_end : 0);
     const uint32_t batch = work.blocks(piece), block = piece - batch * work.blocks.divisor;
     const uint32_t rows = work.steps(block), step = block - rows * work.steps.divisor;
-    const int first_row = static_cast<int>(rows) * kSplitRows, first_k = static_cast<int>(step) * kTileK;
+    const int first_row = static_cast<int>(rows) * kSplitRows, first_k = static_cast<int>(step) * kStepK16;
     const int row = first_row + static_cast<int>(threadIdx.x) / kLanes;
     const int k = first_k + static_cast<int>(threadIdx.x) % kLanes * kValuesEach;
     const uint32_t outer = work.inner(batch), inner = batch - outer * work.inner.divisor;
@@ -152,7 +152,7 @@ Status launch(void (*kernel)(SplitTable), const SplitOperands& operands, int pla
   int64_t blocks = 0;
   for (int i = 0; i < 2; ++i) {
     const SplitOperand& x = operands[i];
-    const int64_t steps = ceil_div(x.k, kTileK), own = steps * ceil_div(x.rows, kSplitRows);  // of a matrix
+    const int64_t steps = ceil_div(x.k, kStepK16), own = steps * ceil_div(x.rows, kSplitRows);  // of a matrix
     blocks += own * x.batch_outer * x.batch_inner;
     if (blocks > INT32_MAX / 2) return {"kernel 'sm90': an operand is too large to split into planes"};
     table.work[i] = {x, Divisor(static_cast<uint32_t>(steps)),

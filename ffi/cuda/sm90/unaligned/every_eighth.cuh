@@ -38,7 +38,7 @@ __device__ __forceinline__ Unit to_tile_rows(const typename E::Parameters& p, Un
     const uint32_t rest = cluster - (is_shorter ? of_longer : 0), first = each(rest);
     unit.batch = static_cast<int>(first + (is_shorter ? longer : 0));
     unit.row = static_cast<int>((rest - first * each.divisor << shift) + (row & in_cluster));
-    unit.k_blocks = (p.lines.length + misalignment(p.lines, unit.batch) + kTileK - 1) / kTileK;
+    unit.k_blocks = (p.lines.length + misalignment(p.lines, unit.batch) + kStepK16 - 1) / kStepK16;
   }
   return unit;
 }

@@ -103,7 +103,7 @@ __device__ __forceinline__ void realign_box(uint32_t from, uint32_t to, bool odd
                         __funnelshift_r(w[kWords + 2], w[kWords + 3], bits),
                         __funnelshift_r(w[kWords + 3], w[kWords + 4], bits));
       // What follows a line's end in memory may be infinite, and infinity times x's zeros is no zero.
-      if (left < kTileK) v[j] = keep_first<uint16_t>(v[j], left - 8 * (lane % kVectors));
+      if (left < kStepK16) v[j] = keep_first<uint16_t>(v[j], left - 8 * (lane % kVectors));
     }
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) store_shared(to + (i + j) * kLinesAtOnce * 1024, v[j]);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void walk_steps(const typename E::Parameters& p, Begi
   for (bool more = units.find(); more; more = units.next()) {
     const LoadStart start = load_start<E>(p, units.unit());
     begin(start);
-    for (int i = 0; i < start.k_blocks; ++i) step(start.k + i * kTileK);
+    for (int i = 0; i < start.k_blocks; ++i) step(start.k + i * kStepK16);
   }
 }
 
@@ -186,7 +186,7 @@ __device__ __forceinline__ void realign(const typename E::Parameters& p, const S
         mbarrier_wait(Ring::full(shared, raw_ring.stage), raw_ring.parity);
         if (turn == team) {
           lines.at(k);
-          const int left = E::kY == Major::kK ? lines.left() : kTileK;
+          const int left = E::kY == Major::kK ? lines.left() : kStepK16;
           mbarrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1
           for (int box = warp % kRealignTeamWarps; box < 8; box += kRealignTeamWarps) {

@@ -52,7 +52,7 @@ constexpr int every_eighth_align(int64_t pitch) {
 // Steps of k of the class that begins latest after such a multiple.
 constexpr int64_t every_eighth_steps(int64_t k, int64_t pitch) {
   const int64_t align = every_eighth_align(pitch), apart = lowest_bit(pitch);
-  return ceil_div(k + align - (apart < align ? apart : align), kTileK);
+  return ceil_div(k + align - (apart < align ? apart : align), kStepK16);
 }
 
 // Shift on the way: layout.
@@ -65,8 +65,8 @@ struct RawStage {
   int line_bytes, box_lines, box_bytes, bytes;
 
   constexpr RawStage(const TileConfig& t, bool mn_major)
-      : lines(mn_major ? kTileK : t.tile_n),
-        vectors((mn_major ? t.tile_n : kTileK) / 8 + 1),
+      : lines(mn_major ? kStepK16 : t.tile_n),
+        vectors((mn_major ? t.tile_n : kStepK16) / 8 + 1),
         line_bytes(16 * vectors),
         box_lines(lines / 8),
         box_bytes(box_lines * line_bytes),

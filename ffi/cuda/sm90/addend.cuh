@@ -8,6 +8,7 @@
 #include "../device/mma.cuh"
 #include "../device/pair.cuh"
 #include "engine.cuh"
+#include "narrow.cuh"
 #include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -49,7 +50,7 @@ class Addend {
           r, staging_ + buffer * E::kStagingBufferBytes + staged_matrix<kSwap, kCols>(j, lane));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 c = unpack<typename E::Narrow>(r[i]);
+        const float2 c = unpack_narrow<E>(p_.out, r[i]);
         x[j / 2 + 2 * i] = fmaf(beta, c.x, x[j / 2 + 2 * i]);
         x[j / 2 + 2 * i + 1] = fmaf(beta, c.y, x[j / 2 + 2 * i + 1]);
       }

@@ -5,13 +5,13 @@
 
 #include "../device/activation.cuh"
 #include "engine.cuh"
+#include "narrow.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
 // The stores of one warp.
 template <typename E>
 class Elements {
-  using In = typename E::Narrow;
   static constexpr int kCols = E::kStripColumns;
   static constexpr int kAtOnce = 4;  // elements that a lane loads, finishes and stores together
   static_assert(16 * kCols * 4 <= E::kStagingBytes && 16 * kCols % (32 * kAtOnce) == 0);
@@ -52,7 +52,7 @@ class Elements {
         if (out_.f32)
           static_cast<float*>(out_.d)[index] = value[i];
         else
-          static_cast<In*>(out_.d)[index] = convert<In>(value[i]);
+          with_narrow<E>(out_, [&]<typename T>() { static_cast<T*>(out_.d)[index] = convert<T>(value[i]); });
       }
     }
   }
@@ -105,8 +105,9 @@ class Elements {
     return out_.bias ? c + element(out_.bias, s.group * out_.cols + place.d_col(out_, s)) : c;
   }
   __device__ __forceinline__ float element(const void* from, int64_t index) const {
-    return out_.f32 ? static_cast<const float*>(from)[index]
-                    : convert<float>(static_cast<const In*>(from)[index]);
+    if (out_.f32) return static_cast<const float*>(from)[index];
+    return with_narrow<E>(out_,
+                          [&]<typename T>() { return convert<float>(static_cast<const T*>(from)[index]); });
   }
 
   // The address of an element in shared memory. The number of 8 neighbouring columns is XORed with the row's

@@ -40,8 +40,9 @@ __host__ __device__ constexpr bool by_copy_engine(StorePath path) { return path 
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename Product_>
 struct Engine {
   using Product = Product_;
-  using Narrow = typename Product::X;  // the type of 16-bit results, C and a bias
-  static constexpr int kStepK = kLineBytes / sizeof(typename Product::X);  // elements of k of a stage
+  static constexpr int kElementBytes = sizeof(typename Product::X);
+  static constexpr int kStepK = kLineBytes / kElementBytes;  // elements of k of a stage
+  static constexpr bool kIntegers = std::is_same_v<typename Product::Sum, int32_t>;
   static constexpr bool kMany = kConfig.many, kPlanes = kConfig.planes;
   static constexpr bool kScaled = kPlanes && std::is_same_v<typename Product::X, __half>;  // planes/planes.h
   using Parameters = std::conditional_t<kMany, ManyParameters, sm90::Parameters<kConfig>>;
@@ -56,7 +57,7 @@ struct Engine {
   static constexpr int kConsumers = kConfig.consumers;
   static constexpr Axis kTokens = kConfig.tokens;
   static constexpr bool kHasGroups = kTokens != Axis::kNone, kIsDense = kConfig.is_dense();
-  static constexpr bool kHasAddend = kConfig.has_addend();
+  static constexpr bool kHasAddend = kConfig.has_addend() && !kIntegers;
   static constexpr bool kRealigns = kConfig.realigns, kEveryEighth = kConfig.every_eighth;
   static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealignWarps : 0);
   static constexpr int kWarpgroupRows = kConfig.warpgroup_rows();
@@ -102,7 +103,7 @@ struct Engine {
   static constexpr int kAddendBarriers = kHasAddend ? kConsumers * 4 * kBuffers : 0;
   static_assert(8 * (2 * kStages + 2 + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
 
-  static constexpr bool kSlices = kConfig.can_slice(2);
+  static constexpr bool kSlices = kConfig.can_slice(2) && !kIntegers;
   // Tiles of products that end a few instructions after they have begun: what a consumer computes before its
   // first product is kept short. Larger tiles have no registers to compute it later.
   static constexpr bool kStartsSoon = kIsDense && !kPlanes && kBlocksM * kAccumulators <= 64;

@@ -31,7 +31,6 @@ struct NoAddend {
 
 template <typename E>
 class EpilogueWarp {
-  using In = typename E::Narrow;
   static constexpr int kCols = E::kStripColumns;
   static constexpr int kAcross = E::kStrips, kWholeAcross = E::kWholeStrips;  // strips side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
@@ -80,7 +79,7 @@ class EpilogueWarp {
     // What follows from the lane is computed from here on. Before a block's first product it would hold that
     // up: when a kernel starts its instructions are not cached.
     if constexpr (E::kStartsSoon) asm volatile("" : "+r"(lane_));
-    if constexpr (E::kPlanes)
+    if constexpr (E::kPlanes || E::kIntegers)
       store_elements(acc, first);
     else if constexpr (E::kGated != Axis::kNone)
       store_gated(acc, first);
@@ -166,10 +165,13 @@ class EpilogueWarp {
       const int rows = rows_left(strip), cols = cols_left(strip);
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = value; });
+      if constexpr (E::kIntegers)  // which pass through as their bits
+        for_strip(acc, i, [&](int e, int32_t value) { x[e] = __int_as_float(value); });
+      else
+        for_strip(acc, i, [&](int e, float value) { x[e] = value; });
       if constexpr (E::kScaled) unscale(x, p_, strip, lane_);
       if (out_.path != StorePath::kFp32)
-        elements.template write<true>(x, strip, rows, cols);
+        elements.template write<!E::kIntegers>(x, strip, rows, cols);
       else if (swapped())
         elements.template write_own<true, float>(x, strip, rows, cols);
       else
@@ -262,8 +264,10 @@ class EpilogueWarp {
   template <bool kSwap>
   __device__ __forceinline__ void put_rows(const float (&x)[kValues], const Strip& strip, int across) const {
     if constexpr (kSwap)
-      Elements<E>(out_, staging_, lane_)
-          .template write_own<true, In>(x, strip, rows_left(strip), cols_left(strip));
+      with_narrow<E>(out_, [&]<typename T>() {
+        Elements<E>(out_, staging_, lane_)
+            .template write_own<true, T>(x, strip, rows_left(strip), cols_left(strip));
+      });
     else
       store_rows(x, strip, across);
   }
@@ -310,7 +314,7 @@ class EpilogueWarp {
     for (int j = 0; j < kCols; j += 16) {
       uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = pack<In>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) r[i] = pack_narrow<E>(out_, x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
       const uint32_t to = next_matrix<kTransposed>(first, j) + buffer;
       if constexpr (kTransposed)
         store_matrix_x4_transposed(to, r);
@@ -377,7 +381,7 @@ class EpilogueWarp {
     Rows rows(out_.pitch, staging_);  // built anew each time, as there are no registers to keep it
     const int staged = across < kWholeAcross ? across % kRowStrips : 0;
     if (staged == 0) __syncwarp();
-    rows.template fill<In>(staged, x);
+    rows.fill(staged, x, [&](float lo, float hi) { return pack_narrow<E>(out_, lo, hi); });
     if (staged + 1 < kRowStrips && across + 1 < kWholeAcross && s.col + kCols < out_.cols) return;
     __syncwarp();
     uint16_t* const d = row_major(s) - staged * kCols;

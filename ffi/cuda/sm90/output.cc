@@ -30,6 +30,7 @@ void to_workspace(const Plan& plan, const GemmProblem& p, void* workspace, Outpu
 Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers) {
   const bool partial = plan.config.partials() > 1;
   Output out{};
+  out.bf16 = p.d == DType::kBF16;
   out.rows = p.m;
   out.cols = p.n;
   out.swap = plan.config.swap;

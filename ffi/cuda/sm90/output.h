@@ -38,7 +38,8 @@ struct Output {
   float alpha, beta;
   Activation activation;
   bool swap;  // the engine's rows are D's columns
-  bool f32;   // D is fp32, as partial results are; otherwise it has the operands' type
+  bool f32;   // D has 32 bits, as partial results have; otherwise 16
+  bool bf16;  // of these: bf16 rather than fp16
   StorePath path;
 };
 

@@ -7,7 +7,7 @@
 // needs for both.
 #pragma once
 
-#include "../../device/pair.cuh"
+#include "../../device/mma.cuh"
 #include "../../device/ptx.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -119,14 +119,14 @@ class RowWriter {
     find_vectors();
     find_ends();
   }
-  // Stages a lane's values of a strip, in the accumulators' order.
-  template <typename Out>
-  __device__ __forceinline__ void fill(int strip, const float (&x)[kCols / 2]) const {
+  // Stages a lane's values of a strip, in the accumulators' order; pack(lo, hi) makes two of them a pair.
+  template <typename Pack>
+  __device__ __forceinline__ void fill(int strip, const float (&x)[kCols / 2], Pack&& pack) const {
 #pragma unroll
     for (int j = 0; j < kCols; j += 16) {
       uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = pack<Out>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) r[i] = pack(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
       store_matrix_x4(fill_ ^ 2 * (strip * kCols + j), r);
     }
   }

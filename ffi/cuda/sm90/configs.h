@@ -276,6 +276,14 @@ constexpr bool has_narrow_edge(const TileConfig& t, int64_t columns) {
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
+// Whether a tile is compiled for operands of 8 bits too.
+constexpr bool has_8bit_form(const TileConfig& t) {
+  if (!t.is_dense() || t.gated != Axis::kNone || t.realigns || t.every_eighth || t.planes || t.blocks > 1)
+    return false;
+  const bool large = t.tile_m == 128 && (t.tile_n == 256 || t.tile_n == 128 || t.tile_n == 64);
+  return large || (t.tile_m == 64 && (t.tile_n == 64 || t.tile_n == 16));
+}
+
 // An MN-major operand is loaded and laid out in blocks of this many of its rows. 64 make the better copies;
 // 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a gated tile,
 // `tile_rows` are those of one weight, as each weight comes in whole blocks.

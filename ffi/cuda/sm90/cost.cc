@@ -158,6 +158,7 @@ struct Case {
   int sms;
   Operand a, b;
   UnitCounts u;
+  double bytes;             // of an element of the operands
   double planes, products;  // of each operand, and of two planes; 1 where operands are multiplied as they are
   double throttle;          // how many times longer multiprocessors take, as power lowers their clock
 
@@ -165,6 +166,7 @@ struct Case {
        const UnitCounts& u)
       : p(p), s(s), t(t), c(c), sms(sms), a(p.a, p.m, p.k, t, c.swap), b(p.b, p.k, p.n, t, !c.swap), u(u) {
     const PlaneScheme scheme = plane_scheme(p.arithmetic);
+    bytes = double(dtype_bytes(p.a.dtype));
     planes = std::max(1, scheme.planes);
     products = std::max(1, scheme.products);
     const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch) * products;
@@ -264,7 +266,7 @@ double wave_count(const Case& x, double step) {
                                        : whole + narrow * (waves - whole);
 }
 
-double result_bytes(const Case& x) { return x.p.d == DType::kF32 || x.c.partials() > 1 ? 4 : 2; }
+double result_bytes(const Case& x) { return x.c.partials() > 1 ? 4 : double(dtype_bytes(x.p.d)); }
 
 // Microseconds of one tile's epilogue.
 double epilogue_time(const Case& x) {
@@ -290,7 +292,7 @@ double epilogue_time(const Case& x) {
 // rows, and a swath's rows, by every wave of units along them.
 double read_again(const Case& x) {
   const UnitCounts& u = x.u;
-  const double line = 2 * double(x.s.k) * x.planes / x.c.split_k,
+  const double line = x.bytes * double(x.s.k) * x.planes / x.c.split_k,
                height = std::min(double(x.c.walk_height), u.rows);
   const double row = line * x.t.tile_m * x.c.cluster_m,
                column = line * x.t.tile_n * x.c.cluster_n;     // of units
@@ -312,7 +314,7 @@ double all_result_bytes(const Case& x) {
 double memory_time(const Case& x, const Machine& machine) {
   const GemmProblem& p = x.p;
   const double read =
-      2 * double(x.s.batch) * double(x.s.k) * x.planes * double(p.m + (p.gated ? 2 : 1) * p.n);
+      x.bytes * double(x.s.batch) * double(x.s.k) * x.planes * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = all_result_bytes(x);
   const double added = p.has_c && x.c.partials() == 1 ? result : 0;  // C, read
   const double traffic = x.c.partials() > 1 ? kPartialTraffic : result_traffic(p, x.c.swap);

@@ -14,6 +14,7 @@ namespace jaxgemm::cuda::sm90 {
 // Whether a tile is compiled for this product.
 template <typename Product>
 constexpr bool has_product(const TileConfig& t) {
+  if (sizeof(typename Product::X) == 1) return has_8bit_form(t);
   // Scaled planes are of single products.
   return !t.planes || t.is_dense() || std::is_same_v<typename Product::X, __nv_bfloat16>;
 }

@@ -35,12 +35,34 @@ JAXGEMM_SM90_TYPE(__half)
 #undef JAXGEMM_SM90_TYPE
 #undef JAXGEMM_SM90_MAJORS
 
-// The same by what is known at run time: operands' type and the majors of x and y.
+// The types of a product of 8-bit integers.
+template <typename X, typename Y>
+using Integers = Product<X, Y, int32_t>;
+extern template Status launch_tiles<Integers<int8_t, int8_t>, Major::kK, Major::kK, AllParts>(const AllParts&,
+                                                                                              const Launch&);
+extern template Status launch_tiles<Integers<int8_t, uint8_t>, Major::kK, Major::kK, AllParts>(
+    const AllParts&, const Launch&);
+extern template Status launch_tiles<Integers<uint8_t, int8_t>, Major::kK, Major::kK, AllParts>(
+    const AllParts&, const Launch&);
+extern template Status launch_tiles<Integers<uint8_t, uint8_t>, Major::kK, Major::kK, AllParts>(
+    const AllParts&, const Launch&);
+
+// The same by what is known at run time: the types and majors of x and y.
 template <typename From>
-Status launch_tiles(DType type, Major x, Major y, const From& parameters, const Launch& launch) {
+Status launch_tiles(DType x_type, DType y_type, Major x, Major y, const From& parameters,
+                    const Launch& launch) {
+  if constexpr (std::is_same_v<From, AllParts>) {
+    const auto with_y = [&]<typename X>() {
+      return y_type == DType::kS8
+                 ? launch_tiles<Integers<X, int8_t>, Major::kK, Major::kK>(parameters, launch)
+                 : launch_tiles<Integers<X, uint8_t>, Major::kK, Major::kK>(parameters, launch);
+    };
+    if (x_type == DType::kS8) return with_y.template operator()<int8_t>();
+    if (x_type == DType::kU8) return with_y.template operator()<uint8_t>();
+  }
   return with_majors(x, y, [&]<Major kX, Major kY>() {
-    return type == DType::kBF16 ? launch_tiles<Product<__nv_bfloat16>, kX, kY>(parameters, launch)
-                                : launch_tiles<Product<__half>, kX, kY>(parameters, launch);
+    return x_type == DType::kBF16 ? launch_tiles<Product<__nv_bfloat16>, kX, kY>(parameters, launch)
+                                  : launch_tiles<Product<__half>, kX, kY>(parameters, launch);
   });
 }
 

@@ -50,7 +50,7 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.alpha = static_cast<float>(p.alpha);
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;
-  out.f32 = p.d == DType::kF32;
+  out.f32 = dtype_bytes(p.d) == 4;
   return out;
 }
 

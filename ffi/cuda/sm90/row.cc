@@ -26,17 +26,20 @@ constexpr RowOptions kRowOptions = [] {
 constexpr Pin kPins[] = {
     {"split_k", 1}, {"walk_height", 0}, {"unaligned", 0}, {"every_eighth", 1}, {"slabs", 1}};
 
-// And of fp32 operands, in planes of 16 bits.
+// And of fp32 operands, in planes of 16 bits; and of integers.
 constexpr TypeRule fp32_rule(Arithmetic arithmetic) {
   return {DType::kF32, DType::kF32, DType::kF32, arithmetic};
 }
 constexpr auto kTypes = [] {
-  std::array<TypeRule, std::size(k16BitTypes) + 5> types{};
+  std::array<TypeRule, std::size(k16BitTypes) + 5 + 4> types{};
   std::ranges::copy(k16BitTypes, types.begin());
   size_t i = std::size(k16BitTypes);
   for (const Arithmetic x :
        {Arithmetic::kBf16, Arithmetic::kBf16X3, Arithmetic::kBf16X6, Arithmetic::kBf16X9, Arithmetic::kF16X3})
     types[i++] = fp32_rule(x);
+  for (const DType a : {DType::kS8, DType::kU8}) {
+    for (const DType b : {DType::kS8, DType::kU8}) types[i++] = {a, b, DType::kS32};
+  }
   return types;
 }();
 

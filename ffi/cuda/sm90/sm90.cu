@@ -5,6 +5,8 @@
 #include "../../recall.h"
 #include "../chip.h"
 #include "../planning.h"
+#include "bytes/copies.h"
+#include "bytes/copy.h"
 #include "choose_grouped.h"
 #include "group_table.h"
 #include "launch.h"
@@ -23,8 +25,9 @@ namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
 
-// The problem that is planned: of planes, where operands are split into such.
+// The problem that is planned: of planes, where operands are split into such, and of copies.
 GemmProblem planned(const GemmProblem& p) {
+  if (of_bytes(p)) return copied_problem(p, byte_copies(p));
   return of_planes(p) ? slab_problem(p, slabs_of(p), 0, plane_arithmetic(p)) : p;
 }
 
@@ -72,7 +75,9 @@ Status launch_product(const GemmProblem& p, const Plan& plan, const GemmBuffers&
                       .cluster = plan.config.cluster(),
                       .blocks = dim3(blocks_x, blocks_y, blocks_z),
                       .stream = executor.stream};
-  return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, *params, launch);
+  const bool swap = plan.config.swap;
+  return launch_tiles((swap ? p.b : p.a).dtype, (swap ? p.a : p.b).dtype, plan.x().major, plan.y().major,
+                      *params, launch);
 }
 
 Status add_partials(const GemmProblem& p, const Plan& plan, const GemmBuffers& buffers, CUstream_st* stream) {
@@ -84,11 +89,56 @@ Status add_partials(const GemmProblem& p, const Plan& plan, const GemmBuffers& b
 }
 
 Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstream_st* stream) {
-  if (!p.gated) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
-  const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * dtype_bytes(p.d), stream);
+  if (!p.gated && !of_bytes(p)) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
+  const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * p.results() * dtype_bytes(p.d), stream);
   return error == cudaSuccess ? Status{} : Status{std::string("kernel 'sm90': ") + cudaGetErrorString(error)};
 }
 
+namespace {
+
+ByteOperand byte_operand(const GemmProblem& p, const Matrix& x, const Matrix& copy, const void* from,
+                         void* to, int64_t rows, bool k_contiguous) {
+  ByteOperand o;
+  o.from = static_cast<const uint8_t*>(from);
+  o.to = static_cast<uint8_t*>(to);
+  o.rows = rows;
+  o.k = p.k;
+  o.row_stride = k_contiguous ? x.ld : 1;
+  o.k_stride = k_contiguous ? 1 : x.ld;
+  o.pitch = copy.ld;
+  if (copy.batch_stride[0]) o.batch_outer = p.batch[0], o.outer_stride = x.batch_stride[0];
+  if (copy.batch_stride[1]) o.batch_inner = p.batch[1], o.inner_stride = x.batch_stride[1];
+  return o;
+}
+
+// Copies operands of 8 bits that are not K-major or not aligned, and multiplies.
+Status launch_bytes(const GemmProblem& given, const GemmBuffers& buffers, const Executor& executor) {
+  if (given.k == 0) return launch_empty_sum(given, buffers, executor.stream);
+  const ByteCopies copies = byte_copies(given);
+  const GemmProblem p = copied_problem(given, copies);
+  GemmBuffers of = buffers;
+  if (copies.a || copies.b) {
+    uint8_t* const workspace = static_cast<uint8_t*>(buffers.workspace);
+    ByteOperand operands[2];
+    if (copies.a) {
+      operands[0] = byte_operand(given, given.a, p.a, buffers.a, workspace, p.m, !given.a.transposed);
+      of.a = workspace;
+    }
+    if (copies.b) {
+      uint8_t* const to = workspace + copies.b_offset;
+      operands[1] = byte_operand(given, given.b, p.b, buffers.b, to, p.n, given.b.transposed);
+      of.b = to;
+    }
+    of.workspace = workspace + copies.bytes;
+    if (Status s = launch_byte_copies(operands, executor.stream); !s.ok()) return s;
+  }
+  static thread_local Recall<Plan> recall;
+  const Plan plan = recall(key_of(p, 0, 0), [&] { return make_plan(p); });
+  AllParts params{};
+  return launch_product(p, plan, of, executor, {}, &params);
+}
+
+}  // namespace
 }  // namespace sm90
 
 using namespace sm90;
@@ -108,6 +158,11 @@ std::string unsupported_sm90(const GemmProblem& p) {
     if (fixed(p, "split_k") > 1) {
       return "a gated product of kernel 'sm90' is not split along k";
     }
+  }
+  if (of_bytes(p)) {
+    if (p.grouped() || p.gated) return "kernel 'sm90' multiplies operands of 8 bits in single products";
+    if (p.alpha != 1.0 || p.has_c || p.has_bias || p.activation != Activation::kNone)
+      return "kernel 'sm90' adds nothing to products of integers, nor scales them";
   }
   if (!of_planes(p)) {
     if (fixed(p, "slabs") > 1) return "option slabs is for planes of fp32 operands";
@@ -131,7 +186,10 @@ std::string unsupported_sm90(const GemmProblem& p) {
 
 size_t workspace_sm90(const GemmProblem& p) {
   if (p.output_empty()) return 0;
-  if (!of_planes(p)) return make_plan(p).workspace;
+  if (!of_planes(p)) {
+    const size_t copies = of_bytes(p) ? byte_copies(p).bytes : 0;
+    return copies + make_plan(planned(p)).workspace;
+  }
   const Slabs slabs = slabs_of(p);
   size_t most = 0;  // of partial results
   for (const int64_t i : {int64_t{0}, slabs.count - 1})
@@ -167,9 +225,14 @@ Status prepare_sm90(const GemmProblem& problem, int) {
     launch.prepare = true;
     launch.tile = plan.config.tile;
     static const AllParts none{};
-    return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, none, launch);
+    const bool swap = plan.config.swap;
+    return launch_tiles((swap ? p.b : p.a).dtype, (swap ? p.a : p.b).dtype, plan.x().major, plan.y().major,
+                        none, launch);
   };
-  if (!of_planes(problem)) return prepare(problem, make_plan(problem));
+  if (!of_planes(problem)) {
+    const GemmProblem p = planned(problem);
+    return prepare(p, make_plan(p));
+  }
   const Slabs slabs = slabs_of(problem);
   const Arithmetic arithmetic = plane_arithmetic(problem);
   for (const int64_t i : {int64_t{0}, slabs.count - 1}) {  // the last one is shorter
@@ -185,6 +248,7 @@ Status prepare_sm90(const GemmProblem& problem, int) {
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   if (p.output_empty()) return {};
+  if (of_bytes(p)) return launch_bytes(p, buffers, executor);
   if (of_planes(p)) return launch_planes(p, buffers, executor);
   if (p.k == 0) return launch_empty_sum(p, buffers, executor.stream);
   static thread_local Recall<Plan> recall;

@@ -100,7 +100,7 @@ ByteOperand byte_operand(const GemmProblem& p, const Matrix& x, const Matrix& co
                          void* to, int64_t rows, bool k_contiguous) {
   ByteOperand o;
   o.from = static_cast<const uint8_t*>(from);
-  o.to = static_cast<uint8_t*>(to);
+  o.to = to;
   o.rows = rows;
   o.k = p.k;
   o.row_stride = k_contiguous ? x.ld : 1;

@@ -1,13 +1,9 @@
 // A block has pieces of 64 rows by 128 of k. Where rows are contiguous in memory along k a thread copies 16
 // values of each of two rows. Elsewhere the block brings words of four rows through shared memory, and a
 // thread turns those of eight values of k into two words of each row.
-#include <algorithm>
-
-#include "../../../arithmetic.h"
-#include "../../device/divisor.cuh"
 #include "../../device/types.cuh"
-#include "../../planning.h"
 #include "../configs.h"
+#include "../pieces.cuh"
 #include "copy.h"
 
 namespace jaxgemm::cuda::sm90 {
@@ -15,17 +11,6 @@ namespace {
 
 constexpr int kCopyThreads = 256, kCopyRows = 64;
 constexpr int kBlocksEach = 6;  // of a multiprocessor
-
-struct CopyWork {
-  ByteOperand x;
-  Divisor steps, blocks;    // pieces of k, and of one matrix
-  Divisor inner;            // matrices of the inner batch
-  uint32_t blocks_end = 0;  // where the pieces of its batch end, and those of the next operand begin
-};
-
-struct CopyTable {
-  CopyWork work[2];
-};
 
 // The 4 kWords bytes at `from`, of which `count` exist; zeros behind them.
 template <int kWords>
@@ -104,42 +89,24 @@ __device__ __forceinline__ void copy_along_rows(const ByteOperand& x, const uint
 }
 
 __global__ void __launch_bounds__(kCopyThreads, kBlocksEach)
-    repack_bytes(const __grid_constant__ CopyTable table) {
-  for (uint32_t index = blockIdx.x; index < table.work[1].blocks_end; index += gridDim.x) {
-    const bool second = index >= table.work[0].blocks_end;
-    const CopyWork& work = table.work[second];
-    const ByteOperand& x = work.x;
-    const uint32_t piece = index - (second ? table.work[0].blocks_end : 0);
-    const uint32_t batch = work.blocks(piece), block = piece - batch * work.blocks.divisor;
-    const uint32_t rows = work.steps(block), step = block - rows * work.steps.divisor;
-    const uint32_t outer = work.inner(batch), inner = batch - outer * work.inner.divisor;
-    const uint8_t* const from = x.from + outer * x.outer_stride + inner * x.inner_stride;
-    uint8_t* const to = x.to + batch * x.rows * x.pitch;
-    const int64_t first_row = int64_t(rows) * kCopyRows, first_k = int64_t(step) * kLineBytes;
-    if (x.k_stride == 1)
-      copy_along_k(x, from, to, first_row, first_k);
-    else
-      copy_along_rows(x, from, to, first_row, first_k);
-  }
+    repack_bytes(const __grid_constant__ Pieces<uint8_t> pieces) {
+  for_pieces<kCopyRows, kLineBytes>(
+      pieces, [](const ByteOperand& x, const uint8_t* from, uint32_t batch, int first_row, int first_k) {
+        uint8_t* const to = static_cast<uint8_t*>(x.to) + batch * x.rows * x.pitch;
+        if (x.k_stride == 1)
+          copy_along_k(x, from, to, first_row, first_k);
+        else
+          copy_along_rows(x, from, to, first_row, first_k);
+      });
 }
 
 }  // namespace
 
 Status launch_byte_copies(const ByteOperand (&operands)[2], CUstream_st* stream) {
-  CopyTable table{};
-  int64_t blocks = 0;
-  for (int i = 0; i < 2; ++i) {
-    const ByteOperand& x = operands[i];
-    const int64_t steps = std::max<int64_t>(1, ceil_div(x.k, kLineBytes));
-    const int64_t own = steps * ceil_div(x.rows, kCopyRows);  // of a matrix
-    blocks += own * x.batch_outer * x.batch_inner;
-    if (blocks > INT32_MAX / 2) return {"kernel 'sm90': an operand is too large to be copied"};
-    table.work[i] = {x, Divisor(static_cast<uint32_t>(steps)),
-                     Divisor(static_cast<uint32_t>(std::max<int64_t>(1, own))),
-                     Divisor(static_cast<uint32_t>(x.batch_inner)), static_cast<uint32_t>(blocks)};
-  }
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(blocks, kBlocksEach * kModelSms));
-  repack_bytes<<<grid, kCopyThreads, 0, stream>>>(table);
+  Pieces<uint8_t> pieces{};
+  if (!make_pieces<kCopyRows, kLineBytes>(operands, &pieces))
+    return {"kernel 'sm90': an operand is too large to be copied"};
+  repack_bytes<<<grid_of(pieces, kBlocksEach), kCopyThreads, 0, stream>>>(pieces);
   return launch_status("sm90 (copies)");
 }
 

@@ -10,6 +10,14 @@
 
 namespace jaxgemm {
 
+// Floats of 8 bits. Kernels hand them to tensor cores, and compute nothing on them.
+struct E4M3 {
+  uint8_t bits;
+};
+struct E5M2 {
+  uint8_t bits;
+};
+
 // A row for each type:
 //   enumerator  of DType
 //   name        as NumPy and ml_dtypes have it
@@ -26,7 +34,9 @@ namespace jaxgemm {
   X(kBF16, "bfloat16", 2, kF32, BF16, BFloat16, __nv_bfloat16) \
   X(kS8, "int8", 1, kS32, S8, int8_t, int8_t)                  \
   X(kU8, "uint8", 1, kS32, U8, uint8_t, uint8_t)               \
-  X(kS32, "int32", 4, kS32, S32, int32_t, int32_t)
+  X(kS32, "int32", 4, kS32, S32, int32_t, int32_t)             \
+  X(kE4M3, "float8_e4m3fn", 1, kF32, F8E4M3FN, E4M3, E4M3)     \
+  X(kE5M2, "float8_e5m2", 1, kF32, F8E5M2, E5M2, E5M2)
 
 #define JAXGEMM_ENUMERATOR(enumerator, ...) enumerator,
 enum class DType : uint8_t { JAXGEMM_ELEMENT_TYPES(JAXGEMM_ENUMERATOR) };

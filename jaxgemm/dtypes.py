@@ -53,6 +53,8 @@ ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType(
             ElementType("int8", "s8", 1, "int32", "int32", tensor="8-bit"),
             ElementType("uint8", "u8", 1, "int32", "int32", tensor="8-bit"),
             ElementType("int32", "s32", 4, "int32", "int32"),
+            ElementType("float8_e4m3fn", "e4m3", 1, "float32", "float32", tensor="8-bit"),
+            ElementType("float8_e5m2", "e5m2", 1, "float32", "float32", tensor="8-bit"),
         )
     }
 )

@@ -1,15 +1,15 @@
 // Warpgroup matrix instructions on operands in shared memory, accumulating in registers.
 //
-// A warpgroup of 128 threads computes 64 x N, over 32 bytes of k. Both operands lie in shared memory as the copy engine's
-// swizzle leaves them, in either major, and are named by descriptors. Lane l of warp w holds, for
-// each block of 8 columns j, rows 16w + l/4 (registers 4j, 4j + 1) and 16w + l/4 + 8 (4j + 2, 4j + 3),
+// A warpgroup of 128 threads computes 64 x N, over 32 bytes of k. Both operands lie in shared memory as the
+// copy engine's swizzle leaves them, in either major, and are named by descriptors. Lane l of warp w holds,
+// for each block of 8 columns j, rows 16w + l/4 (registers 4j, 4j + 1) and 16w + l/4 + 8 (4j + 2, 4j + 3),
 // columns 8j + 2(l % 4) and the next.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
+#include "../../dtype.h"
 #include "major.h"
 #include "ptx.cuh"
 
@@ -57,7 +57,7 @@ template <Major kMajor, int kBlock = 64>
 struct OperandTile {
   static_assert(kBlock == 64 || (kBlock == 32 && kMajor == Major::kMN));
   static constexpr uint32_t kLine = 2 * kBlock / 16;
-  static constexpr uint32_t kRows64 = 64 * 128 / 16;                                // to the next 64 rows
+  static constexpr uint32_t kRows64 = 64 * 128 / 16;  // to the next 64 rows
   // To what the next instruction takes.
   static constexpr uint32_t kStep = kMajor == Major::kK ? kInstructionBytes / 16 : 16 * kLine;
 
@@ -146,10 +146,10 @@ struct Wgmma;
   JAXGEMM_WGMMA_8BIT(X, Y, float, "f32." types, "+f", ", 1, 1", __VA_ARGS__)
 #define JAXGEMM_WGMMA_INT8(X, Y, types, ...) JAXGEMM_WGMMA_8BIT(X, Y, int32_t, "s32." types, "+r", "", __VA_ARGS__)
 #define JAXGEMM_WGMMA_ALL_8BIT(...)                                           \
-  JAXGEMM_WGMMA_FP8(__nv_fp8_e4m3, __nv_fp8_e4m3, "e4m3.e4m3", __VA_ARGS__)   \
-  JAXGEMM_WGMMA_FP8(__nv_fp8_e4m3, __nv_fp8_e5m2, "e4m3.e5m2", __VA_ARGS__)   \
-  JAXGEMM_WGMMA_FP8(__nv_fp8_e5m2, __nv_fp8_e4m3, "e5m2.e4m3", __VA_ARGS__)   \
-  JAXGEMM_WGMMA_FP8(__nv_fp8_e5m2, __nv_fp8_e5m2, "e5m2.e5m2", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_FP8(E4M3, E4M3, "e4m3.e4m3", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_FP8(E4M3, E5M2, "e4m3.e5m2", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_FP8(E5M2, E4M3, "e5m2.e4m3", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_FP8(E5M2, E5M2, "e5m2.e5m2", __VA_ARGS__)   \
   JAXGEMM_WGMMA_INT8(int8_t, int8_t, "s8.s8", __VA_ARGS__)                    \
   JAXGEMM_WGMMA_INT8(int8_t, uint8_t, "s8.u8", __VA_ARGS__)                   \
   JAXGEMM_WGMMA_INT8(uint8_t, int8_t, "u8.s8", __VA_ARGS__)                   \

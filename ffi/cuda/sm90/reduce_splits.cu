@@ -91,7 +91,10 @@ Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, con
                                Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
                                Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
                                Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
-  return dispatch_types(ReduceTypes{}, problem, [&](auto types) {
+  // Sums are fp32, and C and the bias have D's type, whatever the operands' is.
+  GemmProblem of_result = problem;
+  of_result.a.dtype = of_result.b.dtype = problem.d == DType::kF16 ? DType::kF16 : DType::kBF16;
+  return dispatch_types(ReduceTypes{}, of_result, [&](auto types) {
     using T = decltype(types);
     Partials p{};
     p.data = partial;

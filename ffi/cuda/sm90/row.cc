@@ -26,12 +26,13 @@ constexpr RowOptions kRowOptions = [] {
 constexpr Pin kPins[] = {
     {"split_k", 1}, {"walk_height", 0}, {"unaligned", 0}, {"every_eighth", 1}, {"slabs", 1}};
 
-// And of fp32 operands, in planes of 16 bits; and of integers.
+// And of fp32 operands, in planes of 16 bits; and of 8 bits.
 constexpr TypeRule fp32_rule(Arithmetic arithmetic) {
   return {DType::kF32, DType::kF32, DType::kF32, arithmetic};
 }
 constexpr auto kTypes = [] {
-  std::array<TypeRule, std::size(k16BitTypes) + 5 + 4> types{};
+  constexpr size_t kIntegers = 4, kFloats = 4 * 3;  // of 8 bits
+  std::array<TypeRule, std::size(k16BitTypes) + 5 + kIntegers + kFloats> types{};
   std::ranges::copy(k16BitTypes, types.begin());
   size_t i = std::size(k16BitTypes);
   for (const Arithmetic x :
@@ -39,6 +40,11 @@ constexpr auto kTypes = [] {
     types[i++] = fp32_rule(x);
   for (const DType a : {DType::kS8, DType::kU8}) {
     for (const DType b : {DType::kS8, DType::kU8}) types[i++] = {a, b, DType::kS32};
+  }
+  for (const DType a : {DType::kE4M3, DType::kE5M2}) {
+    for (const DType b : {DType::kE4M3, DType::kE5M2}) {
+      for (const DType d : {DType::kBF16, DType::kF16, DType::kF32}) types[i++] = {a, b, d};
+    }
   }
   return types;
 }();

@@ -89,7 +89,8 @@ Status add_partials(const GemmProblem& p, const Plan& plan, const GemmBuffers& b
 }
 
 Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstream_st* stream) {
-  if (!p.gated && !of_bytes(p)) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
+  if (!p.gated && p.d != DType::kS32)
+    return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
   const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * p.results() * dtype_bytes(p.d), stream);
   return error == cudaSuccess ? Status{} : Status{std::string("kernel 'sm90': ") + cudaGetErrorString(error)};
 }
@@ -135,7 +136,8 @@ Status launch_bytes(const GemmProblem& given, const GemmBuffers& buffers, const 
   static thread_local Recall<Plan> recall;
   const Plan plan = recall(key_of(p, 0, 0), [&] { return make_plan(p); });
   AllParts params{};
-  return launch_product(p, plan, of, executor, {}, &params);
+  if (Status s = launch_product(p, plan, of, executor, {}, &params); !s.ok()) return s;
+  return add_partials(p, plan, of, executor.stream);
 }
 
 }  // namespace
@@ -161,7 +163,7 @@ std::string unsupported_sm90(const GemmProblem& p) {
   }
   if (of_bytes(p)) {
     if (p.grouped() || p.gated) return "kernel 'sm90' multiplies operands of 8 bits in single products";
-    if (p.alpha != 1.0 || p.has_c || p.has_bias || p.activation != Activation::kNone)
+    if (p.d == DType::kS32 && (p.alpha != 1.0 || p.has_c || p.has_bias || p.activation != Activation::kNone))
       return "kernel 'sm90' adds nothing to products of integers, nor scales them";
   }
   if (!of_planes(p)) {

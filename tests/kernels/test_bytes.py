@@ -1,0 +1,124 @@
+"""Products of 8 bits by `sm90`: integers exactly, and floats within what the tensor core's sums keep."""
+
+import itertools
+
+import cases
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jaxgemm
+
+INTEGERS = tuple(itertools.product(("int8", "uint8"), repeat=2))
+FLOATS = tuple(itertools.product(("float8_e4m3fn", "float8_e5m2"), repeat=2))
+RESULTS = ("float32", "bfloat16", "float16")
+SHAPES = ((64, 64, 128), (128, 256, 64), (300, 200, 100), (1, 7, 3), (513, 257, 1000), (129, 65, 4099), (16, 512, 1024))
+TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (64, 16))
+#: Of Σ|a||b|: a tensor core adds up 32 products of fp8 at a time, and keeps about 13 bits of a sum.
+KEPT = 2.0**-12
+
+pytestmark = [pytest.mark.gpu]
+
+
+def random(rng, shape, dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    if dtype.endswith("int8"):
+        info = np.iinfo(kind)
+        return rng.integers(info.min, info.max, shape, kind, endpoint=True)
+    return rng.standard_normal(shape).astype(kind)
+
+
+def stored(a, b, layout):
+    swap = [
+        np.ascontiguousarray(np.swapaxes(x, -1, -2)) if side == "T" else x
+        for x, side in zip((a, b), layout, strict=True)
+    ]
+    return *swap, {"transpose_a": layout[0] == "T", "transpose_b": layout[1] == "T"}
+
+
+def product(a, b, layout="NN", **keywords):
+    a, b, transposed = stored(a, b, layout)
+    run = jax.jit(lambda a, b: jaxgemm.gemm(a, b, kernel="sm90", **transposed, **keywords))
+    return np.asarray(run(a, b))
+
+
+def check_integers(a, b, got):
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(got, (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32))
+
+
+def check_floats(a, b, got):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    rounding = {2: 2.0**-8 if got.dtype == ml_dtypes.bfloat16 else 2.0**-11, 4: 2.0**-23}[got.dtype.itemsize]
+    bound = KEPT * (abs(a) @ abs(b)) + rounding * abs(a @ b) + 2.0**-24
+    worst = np.max(abs(got.astype(np.float64) - a @ b) / bound, initial=0.0)
+    assert worst <= 1, f"{a.shape} x {b.shape}: {worst:.3g} times the bound"
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("types", INTEGERS, ids="-".join)
+def test_integers(types, layout, rng):
+    for m, n, k in SHAPES:
+        a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+        check_integers(a, b, product(a, b, layout))
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("types", FLOATS, ids="-".join)
+def test_floats(types, layout, rng):
+    for (m, n, k), out in zip(SHAPES, itertools.cycle(RESULTS), strict=False):
+        a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+        check_floats(a, b, product(a, b, layout, out_dtype=out))
+
+
+@pytest.mark.parametrize(("tile_m", "tile_n"), TILES)
+def test_options(tile_m, tile_n, rng):
+    """Every tile, with either type of result, swaps and clusters; of floats with a split k."""
+    m, n, k = 513, 300, 1000
+    ints = random(rng, (m, k), "int8"), random(rng, (k, n), "uint8")
+    floats = random(rng, (m, k), "float8_e4m3fn"), random(rng, (k, n), "float8_e5m2")
+    for swap, cluster_m, cluster_n in itertools.product((1, 2), (1, 2), (1, 2)):
+        given = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap, "cluster_m": cluster_m, "cluster_n": cluster_n}
+        check_integers(*ints, product(*ints, "NT", **given))
+        for out in RESULTS:
+            check_floats(*floats, product(*floats, "NT", out_dtype=out, **given))
+    for out in RESULTS:
+        check_floats(*floats, product(*floats, "NT", out_dtype=out, tile_m=tile_m, tile_n=tile_n, split_k=3))
+
+
+def test_sums_wrap(rng):
+    """As int32 does."""
+    k = 140_000
+    a, b = np.full((70, k), -128, np.int8), np.full((k, 33), -128, np.int8)
+    check_integers(a, b, product(a, b, "NT"))
+
+
+@pytest.mark.parametrize("batches", cases.BATCHES)
+def test_batches(batches, rng):
+    for types, check in ((("int8", "int8"), check_integers), (("float8_e4m3fn", "float8_e4m3fn"), check_floats)):
+        a, b = random(rng, (*batches[0], 70, 130), types[0]), random(rng, (*batches[1], 130, 90), types[1])
+        for layout in ("NN", "TT", "NT"):
+            check(a, b, product(a, b, layout))
+
+
+def test_epilogue_of_floats(rng):
+    m, n, k = 200, 264, 320
+    a, b = random(rng, (m, k), "float8_e4m3fn"), random(rng, (k, n), "float8_e4m3fn")
+    c, bias = rng.standard_normal((m, n)), rng.standard_normal(n)
+    for out, layout in itertools.product(RESULTS, ("NT", "NN")):
+        kind = jnp.dtype(out)
+        got = product(a, b, layout, out_dtype=out, c=c.astype(kind), bias=bias.astype(kind), alpha=0.5, beta=2.0)
+        want = 0.5 * (a.astype(np.float64) @ b.astype(np.float64)) + 2.0 * c.astype(kind).astype(np.float64)
+        want += bias.astype(kind).astype(np.float64)
+        scale = KEPT * (abs(a.astype(np.float64)) @ abs(b.astype(np.float64))) + 2.0**-7 * (abs(want) + 4)
+        assert (abs(got.astype(np.float64) - want) <= scale).all()
+
+
+@pytest.mark.parametrize("types", [*INTEGERS, *FLOATS], ids="-".join)
+def test_nothing_to_add_up(types):
+    a, b = jnp.zeros((5, 0), types[0]), jnp.zeros((0, 7), types[1])
+    got = jaxgemm.gemm(a, b, kernel="sm90")
+    assert got.shape == (5, 7)
+    assert not np.asarray(got).any()

@@ -88,7 +88,7 @@ def test_options(tile_m, tile_n, rng):
         check_floats(*floats, product(*floats, "NT", out_dtype=out, tile_m=tile_m, tile_n=tile_n, split_k=3))
 
 
-def test_sums_wrap(rng):
+def test_sums_wrap():
     """As int32 does."""
     k = 140_000
     a, b = np.full((70, k), -128, np.int8), np.full((k, 33), -128, np.int8)

@@ -1,8 +1,8 @@
 // Warpgroup matrix instructions on operands in shared memory, accumulating in registers.
 //
-// A warpgroup of 128 threads computes 64 x N, over 32 bytes of k. Both operands lie in shared memory as the copy engine's
-// swizzle leaves them, in either major, and are named by descriptors. Lane l of warp w holds, for
-// each block of 8 columns j, rows 16w + l/4 (registers 4j, 4j + 1) and 16w + l/4 + 8 (4j + 2, 4j + 3),
+// A warpgroup of 128 threads computes 64 x N, over 32 bytes of k. Both operands lie in shared memory as the
+// copy engine's swizzle leaves them, in either major, and are named by descriptors. Lane l of warp w holds,
+// for each block of 8 columns j, rows 16w + l/4 (registers 4j, 4j + 1) and 16w + l/4 + 8 (4j + 2, 4j + 3),
 // columns 8j + 2(l % 4) and the next.
 #pragma once
 
@@ -51,7 +51,7 @@ template <Major kMajor, int kBlock = 64>
 struct OperandTile {
   static_assert(kBlock == 64 || (kBlock == 32 && kMajor == Major::kMN));
   static constexpr uint32_t kLine = 2 * kBlock / 16;
-  static constexpr uint32_t kRows64 = 64 * 128 / 16;                                // to the next 64 rows
+  static constexpr uint32_t kRows64 = 64 * 128 / 16;  // to the next 64 rows
   // To what the next instruction takes.
   static constexpr uint32_t kStep = kMajor == Major::kK ? kInstructionBytes / 16 : 16 * kLine;
 

@@ -277,9 +277,11 @@ __device__ __forceinline__ void clear_after_tokens(const SharedLayout<E>& shared
 #pragma unroll 1
   for (int at = lines * 128 + thread * 16; at < E::kStepK * kLineBytes; at += kThreads * 16) {
 #pragma unroll
-    for (int block = 0; block < E::kBytesX; block += E::kStepK * kLineBytes) store_shared(x + block + at, uint4{});
+    for (int block = 0; block < E::kBytesX; block += E::kStepK * kLineBytes)
+      store_shared(x + block + at, uint4{});
 #pragma unroll
-    for (int block = 0; block < E::kBytesY; block += E::kStepK * kLineBytes) store_shared(y + block + at, uint4{});
+    for (int block = 0; block < E::kBytesY; block += E::kStepK * kLineBytes)
+      store_shared(y + block + at, uint4{});
   }
   fence_shared_to_async();
   // With planes a warpgroup may be at the barrier that is its own while another is here.

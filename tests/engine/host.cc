@@ -67,7 +67,7 @@ const char* walk(const int64_t* shape, const int64_t* options, int multiprocesso
 
   Counts counts;
   std::vector<int> splits;
-  const int64_t steps = ceil_div(p.k, kTileK);
+  const int64_t steps = ceil_div(p.k, step_k(p));
   gridDim = {x, y, z};
   for (blockIdx.z = 0; blockIdx.z < z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)

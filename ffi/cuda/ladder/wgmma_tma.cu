@@ -88,7 +88,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kBlockN / 2], uint32_t rin
 #pragma unroll
     for (int step = 0; step < kBox / 16; ++step) {
       Wgmma<Product<In>, kBlockN, kMajorA, kMajorB>::mma(acc, advance(a, step * A::kStep),
-                                                advance(b, step * B::kStep), 1);
+                                                         advance(b, step * B::kStep), 1);
     }
     wgmma_commit();
     wgmma_wait<1>();
@@ -161,7 +161,7 @@ Status encode(const GemmProblem& p, const Matrix& x, const void* base, bool alon
                                   .extent = {along_k ? p.k : extent, along_k ? extent : p.k, inner, outer},
                                   .stride = {1, x.ld, x.batch_stride[1], x.batch_stride[0]},
                                   .box = {kBox, kBox, 1, 1},
-                                  .bf16 = x.dtype == DType::kBF16},
+                                  .type = x.dtype},
                                  map);
 }
 

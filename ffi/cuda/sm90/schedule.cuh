@@ -51,12 +51,13 @@ struct TileSchedule {
   uint16_t resident;             // clusters that run at a time
   int narrow_col;                // the column of tiles with kNarrowColumns or less, or -1
   uint32_t products;             // of the batch, times the partial results of each
-  uint32_t k_each, k_extra;  // steps, of a stage each, in every piece of K; the first k_extra pieces have one more
-  Divisor splits;            // partial results of a product
-  uint32_t narrow_stride;    // clusters that walk narrow_col after all other tiles; 0: it is among the others
-  uint32_t rows;             // rows of clusters
-  Divisor product_tiles;     // clusters of one piece of K of one product, less narrow_col if that comes after
-  Divisor swath_tiles;       // those of a swath: rows that are walked together
+  uint32_t k_each,
+      k_extra;     // steps, of a stage each, in every piece of K; the first k_extra pieces have one more
+  Divisor splits;  // partial results of a product
+  uint32_t narrow_stride;  // clusters that walk narrow_col after all other tiles; 0: it is among the others
+  uint32_t rows;           // rows of clusters
+  Divisor product_tiles;   // clusters of one piece of K of one product, less narrow_col if that comes after
+  Divisor swath_tiles;     // those of a swath: rows that are walked together
   Divisor swath_rows, last_swath_rows;
 };
 

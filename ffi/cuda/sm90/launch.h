@@ -15,15 +15,16 @@ struct Launch {
   CUstream_st* stream = nullptr;
 };
 
-// Launches a tile of one product, or of many (From is ManyParameters). Each combination of types and majors is
-// compiled in a file of its own, made from tiles.cu.in.
+// Launches a tile of one product, or of many (From is ManyParameters). Each combination of types and majors
+// is compiled in a file of its own, made from tiles.cu.in.
 template <typename Product, Major kX, Major kY, typename From>
 Status launch_tiles(const From& parameters, const Launch& launch);
 
-#define JAXGEMM_SM90_MAJORS(type, x, y)                                                                    \
-  extern template Status launch_tiles<Product<type>, Major::x, Major::y, AllParts>(const AllParts&, const Launch&); \
-  extern template Status launch_tiles<Product<type>, Major::x, Major::y, ManyParameters>(const ManyParameters&,     \
-                                                                                const Launch&);
+#define JAXGEMM_SM90_MAJORS(type, x, y)                                                             \
+  extern template Status launch_tiles<Product<type>, Major::x, Major::y, AllParts>(const AllParts&, \
+                                                                                   const Launch&);  \
+  extern template Status launch_tiles<Product<type>, Major::x, Major::y, ManyParameters>(           \
+      const ManyParameters&, const Launch&);
 #define JAXGEMM_SM90_TYPE(type)      \
   JAXGEMM_SM90_MAJORS(type, kK, kK)  \
   JAXGEMM_SM90_MAJORS(type, kK, kMN) \

@@ -46,8 +46,8 @@ Status encode(const TensorMapRequest& r, CUtensorMap* map) {
                                      : line == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                                   : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult result =
-      encoder()(map, type_of(r.type), static_cast<cuuint32_t>(r.rank), const_cast<void*>(r.base), extent, stride, box, step,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      encoder()(map, type_of(r.type), static_cast<cuuint32_t>(r.rank), const_cast<void*>(r.base), extent,
+                stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {"cuTensorMapEncodeTiled failed with error " + std::to_string(static_cast<int>(result))};

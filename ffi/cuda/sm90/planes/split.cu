@@ -18,7 +18,7 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int kSplitThreads = 256, kLanes = kStepK16 / kValuesEach;  // threads of a row
-constexpr int kRowsEach = 2, kRowsApart = kSplitThreads / kLanes;  // of a thread
+constexpr int kRowsEach = 2, kRowsApart = kSplitThreads / kLanes;    // of a thread
 constexpr int kSplitRows = kRowsEach * kRowsApart;
 constexpr int kBlocksEach = 5;  // of a multiprocessor
 using Rows = Values[kRowsEach];

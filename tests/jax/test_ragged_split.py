@@ -317,6 +317,15 @@ def test_precisions_of_groups():
         ("TF32_TF32_F32_X3", "bf16_x6"),  # scales would follow from other groups' rows
     ):
         assert product(64, 128, 256, precision) == ("sm90", arithmetic, "grouped-named-algorithm")
+    # Weights whose planes take 1.5 GiB are split and multiplied by columns.
+    structs = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((64, 4096), (8, 4096, 8192))]
+    large = jaxgemm.explain(
+        partial(jaxgemm.ragged_dot, precision="highest", kernel="sm90"),
+        *structs,
+        jax.ShapeDtypeStruct((8,), jnp.int32),
+        platform="cuda",
+    )
+    assert 3 << 28 < large.products[0].decision.choice.workspace < 1 << 30
     wide = product(1 << 17, 4096, 4096, "highest", kernel="auto")
     assert wide[0] == "xla"  # rows' planes pass the limit of the workspace
     with pytest.raises(jaxgemm.UnsupportedError, match="planes of a, and of 128 columns of b"):

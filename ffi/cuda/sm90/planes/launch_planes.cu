@@ -18,8 +18,9 @@ SplitOperand split_operand(const GemmProblem& slab, const Matrix& x, const Matri
   s.from = from;
   s.rows = as_it_lies ? slab.k : rows;
   s.k = as_it_lies ? rows : slab.k;
-  s.row_stride = k_contiguous || as_it_lies ? x.ld : 1;
-  s.k_stride = k_contiguous || as_it_lies ? 1 : x.ld;
+  const bool along_rows = !k_contiguous && !as_it_lies;  // where the source's neighbours lie
+  s.row_stride = along_rows ? 1 : x.ld;
+  s.k_stride = along_rows ? x.ld : 1;
   s.pitch = round_up(s.k, kStepK16);
   s.row_pitch = planes.ld;
   s.plane_pitch = as_it_lies ? s.rows * s.pitch : s.pitch;
@@ -63,8 +64,8 @@ class SlabLaunch {
     const int64_t begin = index_ * slabs_.each;  // of the slab
     const int64_t a_step = p_.grouped() ? 0 : p_.a.transposed ? p_.a.ld : 1;
     const int64_t b_step = p_.b.transposed == p_.grouped() ? p_.b.ld : 1;
-    const float *const a = static_cast<const float*>(given_.a), *const b =
-                                                                    static_cast<const float*>(given_.b);
+    const auto* const a = static_cast<const float*>(given_.a);
+    const auto* const b = static_cast<const float*>(given_.b);
     x[0] = split_operand(slab, p_.a, slab.a, a + begin * a_step, slab.m, !p_.a.transposed);
     x[1] = split_operand(slab, p_.b, slab.b, b + begin * b_step, slab.n, p_.b.transposed);
     if (p_.grouped() && index_ > 0) x[0].rows = 0;  // it is there already

@@ -84,6 +84,17 @@ def default_result(dtype: np.dtype) -> np.dtype:
 
 
 @cache
+def stay_apart(a: np.dtype, b: np.dtype) -> bool:
+    """Whether two types are multiplied as they are, though they differ: of 8 bits each, both integers or both floats.
+
+    jnp would widen such integers to 16 bits, and takes no two types of 8-bit floats.
+    """
+    known = [ELEMENT_TYPES.get(t.name) for t in (a, b)]
+    narrow = all(t is not None and t.tensor == "8-bit" for t in known)
+    return narrow and a != b and jnp.issubdtype(a, jnp.integer) == jnp.issubdtype(b, jnp.integer)
+
+
+@cache
 def product(lhs: np.dtype, rhs: np.dtype) -> np.dtype:
     """What ``lax.dot_general`` of these types returns unless told otherwise; TypeError where it takes no such pair."""
     if lhs == rhs:

@@ -10,7 +10,7 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int kCopyThreads = 256, kCopyRows = 64;
-constexpr int kBlocksEach = 6;  // of a multiprocessor
+constexpr int kCopyBlocksEach = 6;  // of a multiprocessor
 
 // The 4 kWords bytes at `from`, of which `count` exist; zeros behind them.
 template <int kWords>
@@ -88,7 +88,7 @@ __device__ __forceinline__ void copy_along_rows(const ByteOperand& x, const uint
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kCopyThreads, kBlocksEach)
+__global__ void __launch_bounds__(kCopyThreads, kCopyBlocksEach)
     repack_bytes(const __grid_constant__ Pieces<uint8_t> pieces) {
   for_pieces<kCopyRows, kLineBytes>(
       pieces, [](const ByteOperand& x, const uint8_t* from, uint32_t batch, int first_row, int first_k) {
@@ -106,7 +106,7 @@ Status launch_byte_copies(const ByteOperand (&operands)[2], CUstream_st* stream)
   Pieces<uint8_t> pieces{};
   if (!make_pieces<kCopyRows, kLineBytes>(operands, &pieces))
     return {"kernel 'sm90': an operand is too large to be copied"};
-  repack_bytes<<<grid_of(pieces, kBlocksEach), kCopyThreads, 0, stream>>>(pieces);
+  repack_bytes<<<grid_of(pieces, kCopyBlocksEach), kCopyThreads, 0, stream>>>(pieces);
   return launch_status("sm90 (copies)");
 }
 

@@ -36,7 +36,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 import cost_constants
 
 _ROOT = Path(__file__).resolve().parent.parent
-_MODEL = ("ffi/cuda/sm90/cost.cc", "ffi/cuda/sm90/store_path.cc", "ffi/cuda/sm90/planes/slabs.cc")
+_MODEL = (
+    "ffi/cuda/sm90/cost.cc",
+    "ffi/cuda/sm90/store_path.cc",
+    "ffi/cuda/sm90/planes/slabs.cc",
+    "ffi/cuda/sm90/planes/tail.cc",
+)
 _TABLE = _ROOT / "benchmarks/results/sm90_configurations.json"
 _SOURCE = "nvidia-h200/fit"
 _FITTED = KNOWN_DEVICES["NVIDIA H200"]  # whose rates the constants are
@@ -50,6 +55,7 @@ _SMALL = 8.0
 CODE = r"""
 #include "options.h"
 #include "planes/slabs.h"
+#include "planes/tail.h"
 
 namespace {
 using namespace jaxgemm;
@@ -69,6 +75,7 @@ struct Product {
 std::vector<Product> products;
 
 double expected(const Product& of, const Config& c) {
+  if (c.tail > 1) return cost_of_parts(of.problem, c, of.machine).total;
   return cost(of.problem, Shape(of.problem, c.swap), kTiles[c.tile], c, of.machine).total;
 }
 }  // namespace
@@ -106,7 +113,8 @@ int add_timing(const int64_t* options, double us) {
     if (!options_allow(p, {.tile = tile}, {Scope::kTile})) continue;
     const auto value = [&](OptionPlace option) { return static_cast<int>(fixed(p, option)); };
     product.timings.push_back({{tile, value("cluster_m"), value("cluster_n"), value("split_k"), value("swap") == 2,
-                                value("walk_height"), Grid(value("grid")), Reduction(value("reduction"))},
+                                value("walk_height"), Grid(value("grid")), Reduction(value("reduction")), 1,
+                                std::max(1, value("tail"))},
                                std::log(us)});
     product.best = std::min(product.best, std::log(us));
     return 1;

@@ -60,12 +60,13 @@ The bound is `jaxgemm.error_bound(precision, k)` at k = {k}: the b with which ev
 2⁻¹⁴⁷·Σ(|a| + |b|) + k·2⁻¹⁴⁵. For `TF32_TF32_F32_X3` there is also 2⁻⁵⁰·(max|a|·Σ|b| + max|b|·Σ|a|), of the element's
 row and column. The bound holds in any order of additions; most errors are far smaller.
 
-`auto` takes `sm90` for these names, but for `F32_F32_F32`, on Hopper. For "highest" it weighs `bf16_x6` only where
-XLA's sums are long chains: where k is at least {exact}, and the result has {tiles} tiles of 128×128 or more. XLA's
-shorter sums, and those that it splits, may err less than sums in parts. For `TF32_TF32_F32_X3` it takes `bf16_x6` where
-that should be faster and its bound is no larger, as for small products: finding the scales takes more passes.
-`kernel="sm90"` does so too. `explain` says what was taken, in the line `arithmetic`. On other devices `auto` leaves all
-of this to XLA, and `kernel="sm90"` refuses.
+`auto` takes `sm90` for these names on Hopper, but for `F32_F32_F32`, and for `BF16_BF16_F32` where rows are aligned
+once they are rounded: XLA multiplies these as fast. For "highest" it weighs `bf16_x6` only where XLA's sums are long
+chains: where k is at least {exact}, and the result has {tiles} tiles of 128×128 or more. XLA's shorter sums, and those
+that it splits, may err less than sums in parts. For `TF32_TF32_F32_X3` it takes `bf16_x6` where that should be faster
+and its bound is no larger, as for small products: finding the scales takes more passes. `kernel="sm90"` does so too.
+`explain` says what was taken, in the line `arithmetic`. On other devices `auto` leaves all of this to XLA, and
+`kernel="sm90"` refuses.
 
 ## Which to choose
 

@@ -162,11 +162,12 @@ _PLANES = {
 }
 _ROUNDING = 2.0**-24
 #: A tensor core adds 16 products to a sum at a time, and cuts 17 numbers off at 2^-25 of the largest and the sum at its
-#: 24th bit. It adds up the products of one step; such sums are then added up, rounded.
+#: 24th bit. It adds up the products of one step; such sums are then added up, rounded. Single parts have one sum of
+#: all steps.
 _STEP_K = 64
 _STEP_ERROR = _STEP_K / 16 * (17 * 2.0**-25 + 2.0**-23)
-#: What halves of parts add up to beside Σ|a||b|, at most.
-_PARTS = 1 + 2.0**-7
+#: What products of the first parts add up to beside Σ|a||b|, at most.
+_PARTS = (1 + 2.0**-8) ** 2
 
 
 def error_bound(precision: Precision, k: int) -> float:
@@ -217,6 +218,9 @@ def bound_of(arithmetic: str, k: int) -> float | None:
     if arithmetic not in _PLANES:
         return None
     products, left_out = _PLANES[arithmetic]
+    steps = -(-k // _STEP_K)
+    if products == 1:  # one sum for all steps, or one for each piece of k
+        return left_out + _PARTS * steps * (_STEP_ERROR + _ROUNDING)
     # Each step is added once, and once more where k is split; products of later parts are small, and so are their sums.
-    additions = 2 * -(-k // _STEP_K) * (1 + products / 2**8)
+    additions = 2 * steps * (1 + products / 2**8)
     return left_out + _PARTS * (_STEP_ERROR + additions * _ROUNDING)

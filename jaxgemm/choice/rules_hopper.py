@@ -8,10 +8,19 @@ in or changes without what benchmarks/choices.py says before and after.
 from __future__ import annotations
 
 from jaxgemm.choice.rules import EXACT_K, EXACT_TILES, Question, Rule, Section, Side, first
-from jaxgemm.choice.xla_times import BATCH_AHEAD, PITCH_BYTES, UNSPLIT_K, batch_copies_microseconds, fp32_microseconds
+from jaxgemm.choice.xla_times import (
+    BATCH_AHEAD,
+    PITCH_BYTES,
+    ROUNDED_BYTES,
+    UNSPLIT_K,
+    batch_copies_microseconds,
+    fp32_microseconds,
+    unaligned,
+)
 
 _SURVEY, _SMALL, _PITCHES = "nvidia-h200/survey.json", "nvidia-h200/small.json", "nvidia-h200/pitches.json"
 _16BIT, _PROGRAMS, _SGEMM = "nvidia-h200/16bit.json", "nvidia-h200/programs.json", "nvidia-h200/sgemm.json"
+_PRECISIONS = "nvidia-h200/precisions.json"
 _RULES, _ERRORS = "nvidia-h200/rules.json", "nvidia-h200/errors.json"
 
 # --- fp32 at full precision ---
@@ -23,6 +32,13 @@ FP32 = Section(
     "fp32 at full precision",
     lambda q: q.dtype == "float32",
     (
+        Rule(
+            "rounded-once",
+            "XLA rounds operands to bfloat16 too, and multiplies aligned rows of these as fast",
+            _PRECISIONS,
+            Side.XLA,
+            lambda q: q.emulated == "bf16" and not unaligned(q.problem, ROUNDED_BYTES),
+        ),
         Rule(
             "named-algorithm",
             "ours keep the bound of a named algorithm for every shape, and XLA's do not keep that of each",

@@ -23,6 +23,8 @@ from jaxgemm.problem import Problem
 
 #: Bytes that the rows of an operand must be a multiple of, or XLA pads the operand, or takes kernels that load slowly.
 PITCH_BYTES = 16
+#: Bytes of float32 that are as many once they are rounded to 16 bits.
+ROUNDED_BYTES = 2 * PITCH_BYTES
 
 # XLA's copy of an operand: its least time, and the bytes that it reads and writes.
 _COPY_US = 1.0
@@ -100,9 +102,9 @@ def fp32_microseconds(problem: Problem) -> float:
     return _fp32(problem, prod(problem.batch) * problem.m * problem.n * problem.k, _FP32_ALIGNED_PER_US)
 
 
-def unaligned(problem: Problem) -> bool:
-    """Whether rows of an operand are no multiple of ``PITCH_BYTES``."""
-    return any(x.ld * _itemsize(problem) % PITCH_BYTES for x in (problem.a, problem.b))
+def unaligned(problem: Problem, pitch_bytes: int = PITCH_BYTES) -> bool:
+    """Whether rows of an operand are no multiple of so many bytes."""
+    return any(x.ld * _itemsize(problem) % pitch_bytes for x in (problem.a, problem.b))
 
 
 def batch_copies_microseconds(problem: Problem) -> float:

@@ -25,7 +25,7 @@ from jaxgemm.measure.case import Case, parse_case
 Config = tuple[int, ...]
 
 #: Options that say how tiles are launched, the rarest last. All others of a kernel say what a tile is.
-LAUNCH = ("walk_height", "swap", "cluster_n", "cluster_m", "split_k", "grid", "reduction", "slabs")
+LAUNCH = ("walk_height", "swap", "cluster_n", "cluster_m", "split_k", "grid", "reduction", "slabs", "tail")
 
 
 @dataclass(frozen=True)

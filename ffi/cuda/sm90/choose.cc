@@ -8,7 +8,7 @@
 #include "bytes/copies.h"
 #include "choose_grouped.h"
 #include "options.h"
-#include "planes/planes.h"
+#include "planes/tail.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -24,6 +24,16 @@ constexpr int64_t kMaxPitch = 1 << 27;
 constexpr double kDividedWalk = 1.02;
 constexpr int64_t kDividedWalkSteps = 16;
 
+// Pieces of k that a tail may have, and how often its pieces may fill the machine: more make many partial
+// results.
+constexpr int kTails[] = {2, 3, 4, 6, 8};
+constexpr double kTailWaves = 2;
+
+Cost cost_of(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c,
+             const Machine& machine) {
+  return c.tail > 1 ? cost_of_parts(p, c, machine) : cost(p, s, t, c, machine);
+}
+
 // The walk over the units that costs least.
 RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t, Config c,
                        const Machine& machine) {
@@ -37,7 +47,7 @@ RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t
     const bool other = by_grid && height != all && height != 1;
     if (height > all || (other && !long_sums)) continue;
     c.walk_height = height;
-    const Cost found = cost(p, s, t, c, machine);
+    const Cost found = cost_of(p, s, t, c, machine);
     const double time = found.total * (other ? kDividedWalk : 1);
     if (time < least) least = time, best = {c, found};
   }
@@ -74,7 +84,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
   const int64_t k_blocks = std::max<int64_t>(1, ceil_div(s.k, step_k(p)));
   const int sms = machine.multiprocessors;
   const auto rank = [&](Config config) {
-    ranked->push_back(fixed(p, "walk_height") ? RankedConfig{config, cost(p, s, t, config, machine)}
+    ranked->push_back(fixed(p, "walk_height") ? RankedConfig{config, cost_of(p, s, t, config, machine)}
                                               : best_walk(p, s, t, config, machine));
   };
   // Where the option asks for sums in a cluster, K is split there or not at all.
@@ -96,6 +106,14 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
     if (in_cluster) whole.reduction = Reduction::kCluster;
     if (split == 1 || (!in_cluster && !t.every_eighth && splittable(p, s))) rank(whole);
   };
+  const auto tail = [&](int pieces) {
+    Config cut = c;
+    cut.tail = pieces;
+    const bool few = has_tail(p, c) && tail_units(p, cut) * pieces <= kTailWaves * sms / c.cluster();
+    if (few || (fixed(p, "tail") && has_tail(p, c))) rank(cut);
+  };
+  if (fixed(p, "tail") > 1 && fixed(p, "split_k") <= 1 && has_tail(p, c))
+    return tail(static_cast<int>(fixed(p, "tail")));
   if (fixed(p, "split_k")) {
     const int64_t split = std::min(fixed(p, "split_k"), k_blocks);
     partial(split);
@@ -103,6 +121,9 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
     return;
   }
   partial(1);
+  for (const int pieces : kTails) {
+    if (!fixed(p, "tail") && k_blocks / pieces >= 2) tail(pieces);
+  }
   for (const int split : {2, 4, 8}) {
     if (k_blocks / split >= 2) slice(split);
   }

@@ -317,6 +317,7 @@ struct Config {
   Grid grid = Grid::kResident;
   Reduction reduction = Reduction::kWorkspace;
   int slabs = 1;  // of k, one product after the other: see planes/slabs.h
+  int tail = 1;   // pieces of k of the tiles beyond whole waves: see planes/tail.h
 
   int slices() const { return reduction == Reduction::kCluster ? split_k : 1; }  // of K in a cluster
   int partials() const {

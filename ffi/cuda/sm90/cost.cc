@@ -334,15 +334,15 @@ double launch_time(const Case& x, double steps) {
   return kLaunch - kTwoBlocksLaunch * (x.t.blocks > 1) + fill + kClusterLaunch * (x.c.cluster() > 1);
 }
 
-// Microseconds of the pass that splits both operands into planes: it reads fp32 and writes 16 bits for each
-// plane.
-double split_time(const Case& x) {
-  const double elements = double(x.s.batch) * double(x.s.k) * double(x.s.m + x.s.n);
-  const bool scaled = plane_scheme(x.p.arithmetic).scaled;  // one more pass, and three that end at once
-  return (scaled ? 4 : 1) * kSplitLaunch + elements * ((scaled ? 8 : 4) + 2 * x.planes) / kSplitRate;
-}
-
 }  // namespace
+
+double split_time(const GemmProblem& p) {
+  const PlaneScheme scheme = plane_scheme(p.arithmetic);
+  const double elements = double(p.batch_count()) * double(p.k) * double(p.m + p.n);
+  const double bytes = (scheme.scaled ? 8 : 4) + 2 * scheme.planes;
+  return (scheme.scaled ? 4 : 1) * kSplitLaunch +
+         elements * bytes / kSplitRate;  // scaled: three that end at once
+}
 
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {
   return idle_stages(s, t, c, UnitCounts(s, t, c, sms));
@@ -383,7 +383,7 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
   }
   const double repacked = double(s.batch) * (x.a.repacked() + (p.gated ? 2 : 1) * x.b.repacked());
   if (repacked > 0) cost.copies = kRepackLaunch + repacked / kRepackRate;
-  if (t.planes) cost.copies = split_time(x);
+  if (t.planes) cost.copies = split_time(p);
   cost.total += cost.copies;
   return cost;
 }

@@ -14,7 +14,7 @@ struct Cost {
   double epilogue;   // what is not hidden under other tiles' main loops
   double memory;     // what device memory takes longer than these, and lines of L2 that are loaded again
   double split;      // the second kernel of a split K, and the partial results
-  double copies;     // of unaligned operands
+  double copies;     // of unaligned operands, or to planes
   double total;
 };
 
@@ -22,6 +22,10 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
 // The same where units are not those that follow from the shape.
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine,
           const UnitCounts& units);
+
+// Microseconds of the pass that splits both operands into planes: it reads fp32 and writes 16 bits for each
+// plane. Part of the cost of tiles of planes.
+double split_time(const GemmProblem& p);
 
 // Stages of the ring that are left empty, as the others have enough bytes in flight to keep memory busy.
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms);

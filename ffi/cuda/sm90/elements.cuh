@@ -13,7 +13,8 @@ namespace jaxgemm::cuda::sm90 {
 template <typename E>
 class Elements {
   static constexpr int kCols = E::kStripColumns;
-  static constexpr int kAtOnce = 4;  // elements that a lane loads, finishes and stores together
+  // Elements that a lane loads, finishes and stores together. Planes leave registers for more.
+  static constexpr int kAtOnce = E::kPlanes && kCols > 16 ? 16 : 4;
   static_assert(16 * kCols * 4 <= E::kStagingBytes && 16 * kCols % (32 * kAtOnce) == 0);
 
  public:
@@ -33,12 +34,15 @@ class Elements {
 #pragma unroll 1
     for (int first = lane_; first < 16 * kCols; first += 32 * kAtOnce) {
       float value[kAtOnce];
+      [[maybe_unused]] float c[kAtOnce] = {};
+      if constexpr (kEpilogue && E::kPlanes) load_addend(first, s, rows, cols, c);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const Place place(out_, first + 32 * i);
         value[i] = load_shared(at(place.row, place.col));
         if (kEpilogue) value[i] *= out_.alpha;
-        if (kEpilogue && place.row < rows && place.col < cols) value[i] += added(place, s);
+        if (kEpilogue && place.row < rows && place.col < cols)
+          value[i] += E::kPlanes ? with_bias(out_.beta * c[i], place, s) : added(place, s);
       }
       if constexpr (kEpilogue) activate_any(out_.activation, value);
       int same = first;
@@ -101,8 +105,21 @@ class Elements {
   };
   // beta C plus the bias, for an element.
   __device__ __forceinline__ float added(const Place& place, const Strip& s) const {
-    const float c = out_.c ? out_.beta * element(out_.c, place.index(out_, s)) : 0.f;
+    return with_bias(out_.c ? out_.beta * element(out_.c, place.index(out_, s)) : 0.f, place, s);
+  }
+  __device__ __forceinline__ float with_bias(float c, const Place& place, const Strip& s) const {
     return out_.bias ? c + element(out_.bias, s.group * out_.cols + place.d_col(out_, s)) : c;
+  }
+  // C in fp32 of a lane's elements from `first` on. All loads are under way together.
+  __device__ __forceinline__ void load_addend(int first, const Strip& s, int rows, int cols,
+                                              float (&c)[kAtOnce]) const {
+    if (!out_.c) return;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const Place place(out_, first + 32 * i);
+      if (place.row < rows && place.col < cols)
+        c[i] = static_cast<const float*>(out_.c)[place.index(out_, s)];
+    }
   }
   __device__ __forceinline__ float element(const void* from, int64_t index) const {
     if (out_.f32) return static_cast<const float*>(from)[index];

@@ -54,6 +54,7 @@ inline constexpr OptionRow kOptions[] = {
     {"unaligned", kUpTo2, Scope::kTile, [](const Config& c) { return no_or_yes(kTiles[c.tile].realigns); }},
     {"every_eighth", kUpTo2, Scope::kTile,
      [](const Config& c) { return no_or_yes(kTiles[c.tile].every_eighth); }},
+    {"tail", {}, Scope::kLaunch, [](const Config& c) { return int64_t{c.tail}; }},
     {"slabs", {}, Scope::kSlabs, [](const Config& c) { return int64_t{c.slabs}; }},
 };
 inline constexpr int kOptionCount = static_cast<int>(std::size(kOptions));
@@ -79,7 +80,7 @@ inline bool options_allow(const GemmProblem& p, const Config& config, std::initi
   return true;
 }
 
-// The same for a launch of groups or of many products, where split_k, grid and reduction have Config's
+// The same for a launch of groups or of many products, where split_k, grid, reduction and tail have Config's
 // defaults.
 inline bool launch_allowed(const GemmProblem& p, const Config& config) {
   return options_allow(p, config, {Scope::kTile, Scope::kOrientation, Scope::kLaunch});

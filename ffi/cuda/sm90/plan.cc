@@ -5,7 +5,7 @@
 #include "../../arithmetic.h"
 #include "../planning.h"
 #include "choose.h"
-#include "planes/planes.h"
+#include "planes/tail.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -74,6 +74,10 @@ Plan make_plan(const GemmProblem& p, const Config& config) {
     plan.partial_pitch = round_up(p.n, 4);
     const int64_t elements = plan.partial_pitch * p.m * p.batch_count() * plan.config.partials();
     plan.partial_offset = take(&plan.workspace, static_cast<size_t>(elements) * 4);
+  }
+  if (config.tail > 1) {  // each part has the workspace to itself
+    for (const RowPart& part : row_parts(p, config))
+      plan.workspace = std::max(plan.workspace, make_plan(part.of(p), part.config).workspace);
   }
   return plan;
 }

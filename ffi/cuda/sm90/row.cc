@@ -23,8 +23,8 @@ constexpr RowOptions kRowOptions = [] {
 }();
 // The sums of a row have one order for every m as long as K is not split and its steps begin at the same
 // places. In what order the tiles are computed changes no sum, nor does how unaligned rows are loaded.
-constexpr Pin kPins[] = {
-    {"split_k", 1}, {"walk_height", 0}, {"unaligned", 0}, {"every_eighth", 1}, {"slabs", 1}};
+constexpr Pin kPins[] = {{"split_k", 1},      {"walk_height", 0}, {"unaligned", 0},
+                         {"every_eighth", 1}, {"tail", 1},        {"slabs", 1}};
 
 // And of fp32 operands, in planes of 16 bits; and of 8 bits.
 constexpr TypeRule fp32_rule(Arithmetic arithmetic) {

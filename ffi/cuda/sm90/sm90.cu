@@ -70,7 +70,7 @@ Status launch_product(const GemmProblem& p, const Plan& plan, const GemmBuffers&
       !status.ok())
     return status;
   const auto [blocks_x, blocks_y, blocks_z] = grid_of(params->schedule, plan);
-  const Launch launch{.overlaps = of_planes(p) || operands.repacked,
+  const Launch launch{.overlaps = scales.behind_pass || operands.repacked,
                       .tile = plan.config.tile,
                       .cluster = plan.config.cluster(),
                       .blocks = dim3(blocks_x, blocks_y, blocks_z),
@@ -168,6 +168,7 @@ std::string unsupported_sm90(const GemmProblem& p) {
   }
   if (!of_planes(p)) {
     if (fixed(p, "slabs") > 1) return "option slabs is for planes of fp32 operands";
+    if (fixed(p, "tail") > 1) return "option tail is for planes of fp32 operands";
   } else {
     if (p.gated) return "kernel 'sm90' multiplies no gated pairs in planes of fp32 operands";
     if (p.grouped() && (p.has_bias || p.activation != Activation::kNone))
@@ -204,17 +205,21 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& problem, const Machine
   if (problem.output_empty()) return candidates;
   const GemmProblem p = planned(problem);
   const int slabs = of_planes(problem) ? static_cast<int>(slabs_of(problem).count) : 1;
+  // Single planes are multiplied as ordinary operands, whose cost has no pass that makes them.
+  GemmProblem unsplit = p;
+  unsplit.arithmetic = plane_arithmetic(problem);
+  const double pass = of_planes(problem) && !of_planes(p) ? split_time(unsplit) : 0;
   for (RankedConfig& ranked : rank_configs(p, machine)) {
     const Cost& cost = ranked.cost;
     ranked.config.slabs = slabs;
     candidates.push_back({options_of(ranked.config),
-                          slabs * cost.total,
+                          slabs * (cost.total + pass),
                           {{"launch", slabs * cost.launch},
                            {"main_loop", slabs * cost.main_loop},
                            {"epilogue", slabs * cost.epilogue},
                            {"memory", slabs * cost.memory},
                            {"split", slabs * cost.split},
-                           {"copies", slabs * cost.copies}}});
+                           {"copies", slabs * (cost.copies + pass)}}});
   }
   return candidates;
 }

@@ -7,6 +7,7 @@
 #include "launch_planes.h"
 #include "slabs.h"
 #include "split.h"
+#include "tail.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -55,8 +56,13 @@ class SlabLaunch {
     static thread_local Recall<Plan> recall;
     const Plan plan = recall(key_of(slab, 0, 0), [&] { return make_plan(slab); });
     const bool scaled = plane_scheme(arithmetic).scaled;
-    if (Status s = scaled ? multiply_scaled(slab, plan) : multiply(slab, plan, nullptr); !s.ok()) return s;
-    return add_partials(slab, plan, buffers_, executor_.stream);
+    const int planes = plane_scheme(arithmetic).planes;
+    if (Status s = scaled ? multiply_scaled(slab, plan) : multiply(slab, plan, planes, nullptr); !s.ok())
+      return s;
+    return for_parts(slab, plan,
+                     [&](const GemmProblem& part, const Plan& planned, const GemmBuffers& buffers, int64_t) {
+                       return add_partials(part, planned, buffers, executor_.stream);
+                     });
   }
 
  private:
@@ -76,12 +82,11 @@ class SlabLaunch {
   }
 
   // Planes of bf16, where there is a guard only if it is up.
-  Status multiply(const GemmProblem& slab, const Plan& plan, const int32_t* guard) const {
+  Status multiply(const GemmProblem& slab, const Plan& plan, int planes, const int32_t* guard) const {
     SplitOperands operands;
     operands_of(slab, operands);
-    const int planes = plane_scheme(slab.arithmetic).planes;
     if (Status s = launch_split(operands, planes, guard, executor_.stream); !s.ok()) return s;
-    return product(slab, plan, {.guard = guard, .runs_if = 1});
+    return product(slab, plan, {.guard = guard, .runs_if = 1, .behind_pass = true});
   }
 
   Status multiply_scaled(const GemmProblem& slab, const Plan& plan) const {
@@ -93,16 +98,38 @@ class SlabLaunch {
     if (Status s = launch_largest(operands, executor_.stream); !s.ok()) return s;
     if (Status s = launch_scaled_split(operands, guard_, executor_.stream); !s.ok()) return s;
     const PlaneScales scales{
-        .a_largest = largest_, .b_largest = largest_ + p_.m, .guard = guard_, .runs_if = 0};
+        .a_largest = largest_, .b_largest = largest_ + p_.m, .guard = guard_, .behind_pass = true};
     if (Status s = product(slab, plan, scales); !s.ok()) return s;
     // In the same configuration, so that partial results lie at the same places.
     const GemmProblem unscaled = slab_problem(p_, slabs_, index_, kUnscaled);
-    return multiply(unscaled, make_plan(unscaled, plan.config), guard_);
+    return multiply(unscaled, make_plan(unscaled, plan.config), plane_scheme(kUnscaled).planes, guard_);
   }
 
   Status product(const GemmProblem& slab, const Plan& plan, const PlaneScales& scales) const {
-    AllParts params{};
-    return launch_product(slab, plan, buffers_, executor_, scales, &params);
+    return for_parts(
+        slab, plan,
+        [&](const GemmProblem& part, const Plan& planned, const GemmBuffers& buffers, int64_t row) {
+          PlaneScales of_part = scales;
+          if (scales.a_largest) of_part.a_largest += row;
+          AllParts params{};
+          return launch_product(part, planned, buffers, executor_, of_part, &params);
+        });
+  }
+
+  // Calls launch(problem, plan, buffers, first row) for the rows that have a launch of their own (tail.h).
+  template <typename Launch>
+  Status for_parts(const GemmProblem& slab, const Plan& plan, Launch&& launch) const {
+    if (plan.config.tail == 1) return launch(slab, plan, buffers_, 0);
+    for (const RowPart& part : row_parts(slab, plan.config)) {
+      const GemmProblem problem = part.of(slab);
+      GemmBuffers buffers = buffers_;
+      const auto result = static_cast<int64_t>(dtype_bytes(slab.d)) * part.begin * slab.n;
+      buffers.a = static_cast<const uint8_t*>(buffers_.a) + 2 * part.begin * slab.a.ld;
+      buffers.d = static_cast<uint8_t*>(buffers_.d) + result;
+      if (slab.has_c) buffers.c = static_cast<const uint8_t*>(buffers_.c) + result;
+      if (Status s = launch(problem, make_plan(problem, part.config), buffers, part.begin); !s.ok()) return s;
+    }
+    return {};
   }
 
   const GemmProblem& p_;

@@ -12,6 +12,7 @@ struct PlaneScales {
   const uint32_t *a_largest = nullptr, *b_largest = nullptr;
   const int32_t* guard = nullptr;
   int32_t runs_if = 0;
+  bool behind_pass = false;  // a pass that makes planes is launched before
 };
 
 // The part of the parameters that is about planes. `problem`: a slab's. `swap`: x is B.

@@ -13,6 +13,9 @@
 // Three planes hold all 24 bits of x from 2^-124 on, two hold 16. Halves keep products and their sums from
 // overflowing before the result does.
 //
+// A single plane is x rounded to bf16, to the largest one where that is nearest, and the product an ordinary
+// one of 16 bits (slab_problem() says so), whose sums stay in the tensor core.
+//
 // Planes of fp16, of single products. Each row of A and column of B is scaled by a power of two, so that its
 // largest finite magnitude is in [2^14, 2^15) (scales.cuh). Of what that makes of x the first plane is the
 // nearest fp16, and the second that of what is left, times 2^11: together 22 bits of what is not smaller than
@@ -52,7 +55,7 @@ constexpr Arithmetic kUnscaled = Arithmetic::kBf16X6;
 constexpr PlaneScheme plane_scheme(Arithmetic arithmetic) {
   switch (arithmetic) {
     case Arithmetic::kBf16:
-      return {1, 1};
+      return {.planes = 1, .products = 1, .halvings = 0};
     case Arithmetic::kBf16X3:
       return {2, 3};
     case Arithmetic::kBf16X6:

@@ -99,6 +99,7 @@ GemmProblem slab_problem(const GemmProblem& p, const Slabs& slabs, int64_t index
   }
   slab.a = planes_matrix(slab, p.a, slab.m, false);
   slab.b = planes_matrix(slab, p.b, slab.n, true);
+  if (!p.grouped() && plane_scheme(arithmetic).planes == 1) slab.arithmetic = Arithmetic::kPlain;
   return slab;
 }
 

@@ -26,8 +26,9 @@ Slabs slabs_of(const GemmProblem& problem);
 // The arithmetic in which the problem's planes are multiplied: scaled ones are of single products.
 Arithmetic plane_arithmetic(const GemmProblem& problem);
 
-// Slab number `index` as the engine multiplies it in this arithmetic: operands are planes. Of slabs of k the
-// first writes alpha A B + beta C, each other one adds to that, and the last adds the bias and applies the
+// Slab number `index` as the engine multiplies it in this arithmetic: operands are planes; where each is one,
+// an ordinary product of 16 bits, whose groups have tiles of planes all the same. Of slabs of k the first
+// writes alpha A B + beta C, each other one adds to that, and the last adds the bias and applies the
 // activation.
 GemmProblem slab_problem(const GemmProblem& problem, const Slabs& slabs, int64_t index,
                          Arithmetic arithmetic);

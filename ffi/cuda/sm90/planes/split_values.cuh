@@ -33,25 +33,36 @@ __device__ __forceinline__ uint32_t least_magnitude(const Part& x) {
   return min(least & 0xffffu, least >> 16);
 }
 
-// The parts of x/2, each the nearest bf16 to what the ones before it leave, times 2^8 for each of these. A
-// number whose first part would be 0 gets the smallest one there is, so that infinity times it is infinity.
-// Later parts of what is not finite are NaN (multiply_planes.cuh leaves out what comes of them). Calls
+// Packed bf16 that stand for 0 in place of numbers that are not become the smallest number there is.
+__device__ __forceinline__ void keep_from_zero(const Values& x, Part* part) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    if (((*part)[i] & 0x7fffu) == 0 && x[2 * i] != 0.f) (*part)[i] |= 1u;
+    if (((*part)[i] & 0x7fff0000u) == 0 && x[2 * i + 1] != 0.f) (*part)[i] |= 0x10000u;
+  }
+}
+
+// The number, or the largest bf16 in place of a finite number beyond it.
+__device__ __forceinline__ float keep_finite(float x) {
+  constexpr uint32_t kLargest = 0x7f7f0000u, kBeyond = 0x10000u;  // as many bits stand for numbers beyond it
+  const uint32_t bits = __float_as_uint(x);
+  return (bits & 0x7fffffffu) - kLargest < kBeyond ? __uint_as_float(bits & 0xffff0000u) : x;
+}
+
+// A single part is the nearest bf16 to x. Else these are the parts of x/2, each the nearest bf16 to what the
+// ones before it leave, times 2^8 for each of these. A number whose first part would be 0 gets the smallest
+// one there is, so that infinity times it is infinity, and one whose first part would be infinity the largest
+// one. Later parts of what is not finite are NaN (multiply_planes.cuh leaves out what comes of them). Calls
 // store(plane, part) for each.
 template <typename Store>
 __device__ __forceinline__ void split_values(const Values& x, int planes, Store&& store) {
   Values left;
   Part part;
 #pragma unroll
-  for (int i = 0; i < kValuesEach; ++i) left[i] = 0.5f * x[i];
+  for (int i = 0; i < kValuesEach; ++i) left[i] = planes > 1 ? 0.5f * x[i] : keep_finite(x[i]);
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) part[i] = pack_bf16(left[2 * i], left[2 * i + 1]);
-  if (least_magnitude(part) == 0) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if ((part[i] & 0x7fffu) == 0 && x[2 * i] != 0.f) part[i] |= 1u;
-      if ((part[i] & 0x7fff0000u) == 0 && x[2 * i + 1] != 0.f) part[i] |= 0x10000u;
-    }
-  }
+  if (least_magnitude(part) == 0) keep_from_zero(x, &part);
   store(0, part);
 #pragma unroll
   for (int plane = 1; plane < kMostPlanes; ++plane) {

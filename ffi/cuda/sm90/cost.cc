@@ -336,12 +336,13 @@ double launch_time(const Case& x, double steps) {
 
 }  // namespace
 
+double copy_time(double bytes) { return bytes > 0 ? kSplitLaunch + bytes / kSplitRate : 0; }
+
 double split_time(const GemmProblem& p) {
   const PlaneScheme scheme = plane_scheme(p.arithmetic);
   const double elements = double(p.batch_count()) * double(p.k) * double(p.m + p.n);
-  const double bytes = (scheme.scaled ? 8 : 4) + 2 * scheme.planes;
-  return (scheme.scaled ? 4 : 1) * kSplitLaunch +
-         elements * bytes / kSplitRate;  // scaled: three that end at once
+  const double time = copy_time(elements * ((scheme.scaled ? 8 : 4) + 2 * scheme.planes));
+  return time + (scheme.scaled ? 3 * kSplitLaunch : 0);  // one pass more, and two that end at once
 }
 
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {

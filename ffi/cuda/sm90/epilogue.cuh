@@ -165,9 +165,10 @@ class EpilogueWarp {
       const int rows = rows_left(strip), cols = cols_left(strip);
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
-      if constexpr (E::kIntegers)  // which pass through as their bits
-        for_strip(acc, i, [&](int e, int32_t value) { x[e] = __int_as_float(value); });
-      else
+      if constexpr (E::kIntegers) {  // which pass through as their bits, as alpha does
+        const int32_t alpha = __float_as_int(out_.alpha);
+        for_strip(acc, i, [&](int e, int32_t value) { x[e] = __int_as_float(alpha * value); });
+      } else
         for_strip(acc, i, [&](int e, float value) { x[e] = value; });
       if constexpr (E::kScaled) unscale(x, p_, strip, lane_);
       if (out_.path != StorePath::kFp32)

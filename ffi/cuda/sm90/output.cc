@@ -1,5 +1,7 @@
 #include "output.h"
 
+#include <bit>
+
 #include "../planning.h"
 #include "plan.h"
 
@@ -47,7 +49,8 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   const bool every_eighth = kTiles[plan.config.tile].every_eighth;
   out.pitch = every_eighth ? 8 * p.n : p.result_pitch();
   out.batch_stride = every_eighth ? p.n : p.m * out.pitch;
-  out.alpha = static_cast<float>(p.alpha);
+  out.alpha =
+      p.d == DType::kS32 ? std::bit_cast<float>(static_cast<int32_t>(p.alpha)) : static_cast<float>(p.alpha);
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;
   out.f32 = dtype_bytes(p.d) == 4;

@@ -6,7 +6,7 @@
 #include "../chip.h"
 #include "../planning.h"
 #include "bytes/copies.h"
-#include "bytes/copy.h"
+#include "bytes/launch_bytes.h"
 #include "choose_grouped.h"
 #include "group_table.h"
 #include "launch.h"
@@ -29,6 +29,16 @@ namespace {
 GemmProblem planned(const GemmProblem& p) {
   if (of_bytes(p)) return copied_problem(p, byte_copies(p));
   return of_planes(p) ? slab_problem(p, slabs_of(p), 0, plane_arithmetic(p)) : p;
+}
+
+// Microseconds of the pass that makes what is multiplied, where the cost of that does not have it: of single
+// planes, and of copies.
+double pass_time(const GemmProblem& problem, const GemmProblem& planned) {
+  if (of_bytes(problem)) return copy_time(2 * double(byte_copies(problem).bytes));
+  if (!of_planes(problem) || of_planes(planned)) return 0;
+  GemmProblem unsplit = planned;
+  unsplit.arithmetic = plane_arithmetic(problem);
+  return split_time(unsplit);
 }
 
 BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
@@ -95,52 +105,6 @@ Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstre
   return error == cudaSuccess ? Status{} : Status{std::string("kernel 'sm90': ") + cudaGetErrorString(error)};
 }
 
-namespace {
-
-ByteOperand byte_operand(const GemmProblem& p, const Matrix& x, const Matrix& copy, const void* from,
-                         void* to, int64_t rows, bool k_contiguous) {
-  ByteOperand o;
-  o.from = static_cast<const uint8_t*>(from);
-  o.to = to;
-  o.rows = rows;
-  o.k = p.k;
-  o.row_stride = k_contiguous ? x.ld : 1;
-  o.k_stride = k_contiguous ? 1 : x.ld;
-  o.pitch = copy.ld;
-  if (copy.batch_stride[0]) o.batch_outer = p.batch[0], o.outer_stride = x.batch_stride[0];
-  if (copy.batch_stride[1]) o.batch_inner = p.batch[1], o.inner_stride = x.batch_stride[1];
-  return o;
-}
-
-// Copies operands of 8 bits that are not K-major or not aligned, and multiplies.
-Status launch_bytes(const GemmProblem& given, const GemmBuffers& buffers, const Executor& executor) {
-  if (given.k == 0) return launch_empty_sum(given, buffers, executor.stream);
-  const ByteCopies copies = byte_copies(given);
-  const GemmProblem p = copied_problem(given, copies);
-  GemmBuffers of = buffers;
-  if (copies.a || copies.b) {
-    uint8_t* const workspace = static_cast<uint8_t*>(buffers.workspace);
-    ByteOperand operands[2];
-    if (copies.a) {
-      operands[0] = byte_operand(given, given.a, p.a, buffers.a, workspace, p.m, !given.a.transposed);
-      of.a = workspace;
-    }
-    if (copies.b) {
-      uint8_t* const to = workspace + copies.b_offset;
-      operands[1] = byte_operand(given, given.b, p.b, buffers.b, to, p.n, given.b.transposed);
-      of.b = to;
-    }
-    of.workspace = workspace + copies.bytes;
-    if (Status s = launch_byte_copies(operands, executor.stream); !s.ok()) return s;
-  }
-  static thread_local Recall<Plan> recall;
-  const Plan plan = recall(key_of(p, 0, 0), [&] { return make_plan(p); });
-  AllParts params{};
-  if (Status s = launch_product(p, plan, of, executor, {}, &params); !s.ok()) return s;
-  return add_partials(p, plan, of, executor.stream);
-}
-
-}  // namespace
 }  // namespace sm90
 
 using namespace sm90;
@@ -163,8 +127,8 @@ std::string unsupported_sm90(const GemmProblem& p) {
   }
   if (of_bytes(p)) {
     if (p.grouped() || p.gated) return "kernel 'sm90' multiplies operands of 8 bits in single products";
-    if (p.d == DType::kS32 && (p.alpha != 1.0 || p.has_c || p.has_bias || p.activation != Activation::kNone))
-      return "kernel 'sm90' adds nothing to products of integers, nor scales them";
+    if (p.d == DType::kS32 && (p.has_c || p.has_bias || p.activation != Activation::kNone))
+      return "kernel 'sm90' scales products of integers, and adds nothing to them";
   }
   if (!of_planes(p)) {
     if (fixed(p, "slabs") > 1) return "option slabs is for planes of fp32 operands";
@@ -205,10 +169,7 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& problem, const Machine
   if (problem.output_empty()) return candidates;
   const GemmProblem p = planned(problem);
   const int slabs = of_planes(problem) ? static_cast<int>(slabs_of(problem).count) : 1;
-  // Single planes are multiplied as ordinary operands, whose cost has no pass that makes them.
-  GemmProblem unsplit = p;
-  unsplit.arithmetic = plane_arithmetic(problem);
-  const double pass = of_planes(problem) && !of_planes(p) ? split_time(unsplit) : 0;
+  const double pass = pass_time(problem, p);
   for (RankedConfig& ranked : rank_configs(p, machine)) {
     const Cost& cost = ranked.cost;
     ranked.config.slabs = slabs;

@@ -48,7 +48,7 @@ struct Product {
 constexpr int kInstructionBytes = 32;  // of k
 
 // The layout of an operand tile of 128 bytes of k, and its descriptors. Addresses and offsets count 16-byte
-// units. Only 16-bit operands may be MN-major.
+// units. Only 16-bit operands may be MN-major; those of 8 bits come from registers then (MN-major A, below).
 //  K-major: row r lies at byte 128 r, in the 128-byte swizzle. Groups of 8 rows follow at the stride offset.
 //  MN-major: blocks of kBlock rows, each of 64 lines (one for each k) of kBlock elements, in the swizzle that
 //  is
@@ -142,18 +142,30 @@ struct Wgmma;
                    : "l"(a), "l"(b), "r"(accumulate));                                                           \
     }                                                                                                            \
   };
-#define JAXGEMM_WGMMA_FP8(X, Y, types, ...) \
-  JAXGEMM_WGMMA_8BIT(X, Y, float, "f32." types, "+f", ", 1, 1", __VA_ARGS__)
-#define JAXGEMM_WGMMA_INT8(X, Y, types, ...) JAXGEMM_WGMMA_8BIT(X, Y, int32_t, "s32." types, "+r", "", __VA_ARGS__)
-#define JAXGEMM_WGMMA_ALL_8BIT(...)                                           \
-  JAXGEMM_WGMMA_FP8(E4M3, E4M3, "e4m3.e4m3", __VA_ARGS__)   \
-  JAXGEMM_WGMMA_FP8(E4M3, E5M2, "e4m3.e5m2", __VA_ARGS__)   \
-  JAXGEMM_WGMMA_FP8(E5M2, E4M3, "e5m2.e4m3", __VA_ARGS__)   \
-  JAXGEMM_WGMMA_FP8(E5M2, E5M2, "e5m2.e5m2", __VA_ARGS__)   \
-  JAXGEMM_WGMMA_INT8(int8_t, int8_t, "s8.s8", __VA_ARGS__)                    \
-  JAXGEMM_WGMMA_INT8(int8_t, uint8_t, "s8.u8", __VA_ARGS__)                   \
-  JAXGEMM_WGMMA_INT8(uint8_t, int8_t, "u8.s8", __VA_ARGS__)                   \
-  JAXGEMM_WGMMA_INT8(uint8_t, uint8_t, "u8.u8", __VA_ARGS__)
+// And with 64 rows of A from registers, a thread's 4; B1 to ACC1 are the numbers of the operands that follow those.
+#define JAXGEMM_WGMMA_8BIT_TURNED(X, Y, Sum, types, C, FLAGS, N, COUNT, A, A1, A2, A3, B1, ACC1)                  \
+  template <>                                                                                                    \
+  struct Wgmma<Product<X, Y, Sum>, N, Major::kMN, Major::kK> {                                                   \
+    __device__ static __forceinline__ void mma(Sum (&d)[COUNT], const uint32_t (&a)[4], uint64_t b,              \
+                                               uint32_t accumulate) {                                            \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" ACC1 ", 0;\n"                                            \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32." types                                           \
+                   " {" JAXGEMM_NAMES##COUNT "}, {%" A ", %" A1 ", %" A2 ", %" A3 "}, %" B1 ", p" FLAGS ";\n}"  \
+                   : JAXGEMM_REGS##COUNT(C)                                                                      \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                       \
+    }                                                                                                            \
+  };
+#define JAXGEMM_WGMMA_FP8(FORM, X, Y, types, ...) FORM(X, Y, float, "f32." types, "+f", ", 1, 1", __VA_ARGS__)
+#define JAXGEMM_WGMMA_INT8(FORM, X, Y, types, ...) FORM(X, Y, int32_t, "s32." types, "+r", "", __VA_ARGS__)
+#define JAXGEMM_WGMMA_ALL_8BIT(FORM, ...)                           \
+  JAXGEMM_WGMMA_FP8(FORM, E4M3, E4M3, "e4m3.e4m3", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_FP8(FORM, E4M3, E5M2, "e4m3.e5m2", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_FP8(FORM, E5M2, E4M3, "e5m2.e4m3", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_FP8(FORM, E5M2, E5M2, "e5m2.e5m2", __VA_ARGS__)   \
+  JAXGEMM_WGMMA_INT8(FORM, int8_t, int8_t, "s8.s8", __VA_ARGS__)                    \
+  JAXGEMM_WGMMA_INT8(FORM, int8_t, uint8_t, "s8.u8", __VA_ARGS__)                   \
+  JAXGEMM_WGMMA_INT8(FORM, uint8_t, int8_t, "u8.s8", __VA_ARGS__)                   \
+  JAXGEMM_WGMMA_INT8(FORM, uint8_t, uint8_t, "u8.u8", __VA_ARGS__)
 #define JAXGEMM_WGMMA(...)                               \
   JAXGEMM_WGMMA_TYPE(__nv_bfloat16, "bf16", __VA_ARGS__) \
   JAXGEMM_WGMMA_TYPE(__half, "f16", __VA_ARGS__)
@@ -172,14 +184,19 @@ JAXGEMM_WGMMA(208, 104, "104", "105", "106", "107", "108")
 JAXGEMM_WGMMA(224, 112, "112", "113", "114", "115", "116")
 JAXGEMM_WGMMA(256, 128, "128", "129", "130", "131", "132")
 
-JAXGEMM_WGMMA_ALL_8BIT(16, 8, "8", "9", "10")
-JAXGEMM_WGMMA_ALL_8BIT(64, 32, "32", "33", "34")
-JAXGEMM_WGMMA_ALL_8BIT(128, 64, "64", "65", "66")
-JAXGEMM_WGMMA_ALL_8BIT(256, 128, "128", "129", "130")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT, 16, 8, "8", "9", "10")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT, 64, 32, "32", "33", "34")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT, 128, 64, "64", "65", "66")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT, 256, 128, "128", "129", "130")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT_TURNED, 16, 8, "8", "9", "10", "11", "12", "13")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT_TURNED, 64, 32, "32", "33", "34", "35", "36", "37")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT_TURNED, 128, 64, "64", "65", "66", "67", "68", "69")
+JAXGEMM_WGMMA_ALL_8BIT(JAXGEMM_WGMMA_8BIT_TURNED, 256, 128, "128", "129", "130", "131", "132", "133")
 
 #undef JAXGEMM_WGMMA_ALL_8BIT
 #undef JAXGEMM_WGMMA_INT8
 #undef JAXGEMM_WGMMA_FP8
+#undef JAXGEMM_WGMMA_8BIT_TURNED
 #undef JAXGEMM_WGMMA_8BIT
 #undef JAXGEMM_WGMMA
 #undef JAXGEMM_WGMMA_TYPE

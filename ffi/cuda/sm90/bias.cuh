@@ -3,6 +3,7 @@
 
 #include "engine.cuh"
 #include "narrow.cuh"
+#include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -30,7 +31,7 @@ class TileBias {
     if (out.swap) {
 #pragma unroll
       for (int i = 0; i < 2 * E::kBlocksM; ++i) {
-        const int row = static_cast<int>(first.row) + i / 2 * 64 + i % 2 * 8 + lane / 4;
+        const int row = static_cast<int>(first.row) + i / 2 * 64 + row_of_line<E::kTurned>(i % 2, lane / 4);
         if (row < cols) raw_[i] = load_ahead_u16(bias + row);
       }
     } else {

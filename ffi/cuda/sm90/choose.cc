@@ -142,7 +142,8 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
 // Whether the problem, and the options that it fixes, allow a tile.
 bool tile_allowed(const GemmProblem& p, const Shape& s, int tile, bool swap) {
   const TileConfig& t = kTiles[tile];
-  if (t.planes != of_planes(p) || (of_bytes(p) && !has_8bit_form(t))) return false;
+  if (t.planes != of_planes(p) || (of_bytes(p) ? !has_8bit_form(t) || s.y_mn_major : false)) return false;
+  if (t.turned != (of_bytes(p) && s.x_mn_major)) return false;
   if (!t.is_dense() || t.gated != (!p.gated ? Axis::kNone : swap ? Axis::kRows : Axis::kColumns))
     return false;
   if (!options_allow(p, {.tile = tile}, {Scope::kTile})) return false;

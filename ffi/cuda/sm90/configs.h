@@ -49,6 +49,7 @@ struct TileConfig {
   bool many = false;                      // of any of many products of different shapes: see many.cuh
   int staging_buffers = kStagingBuffers;  // of each consumer warp
   bool planes = false;                    // of fp32 operands in planes of 16 bits: see planes/planes.h
+  bool turned = false;                    // of an MN-major x of 8 bits, from registers: see bytes/turned.cuh
 
   // Whether the tile is of one product, or of a batch of equal ones, whose extents the host knows.
   constexpr bool is_dense() const { return tokens == Axis::kNone && !many; }
@@ -68,14 +69,14 @@ struct TileConfig {
   }
   // Whether the tile has a form that multiplies kNarrowColumns only.
   constexpr bool has_narrow_form() const {
-    return gated == Axis::kNone && tile_n > kNarrowColumns && !realigns && is_dense() && !planes;
+    return gated == Axis::kNone && tile_n > kNarrowColumns && !realigns && is_dense() && !planes && !turned;
   }
   // A thread's registers for results.
   constexpr int accumulators() const { return warpgroup_rows() * tile_n / 128; }
   // Columns of a strip, which is what a warp finishes at a time: 16 rows of these. With more than 128
-  // accumulators, or three consumers, there are registers for 32 columns only.
+  // accumulators (64 with fragments of x), or three consumers, there are registers for 32 columns only.
   constexpr int strip_columns() const {
-    const bool wide = consumers < 3 && accumulators() <= 128 && ceil_div(result_n(), 32) % 2 == 0;
+    const bool wide = consumers < 3 && accumulators() <= (turned ? 64 : 128) && ceil_div(result_n(), 32) % 2 == 0;
     return result_n() < 32 ? 16 : wide ? 64 : 32;
   }
   // Strips side by side in a tile. Where strip_columns() does not divide result_n(), the last strip overlaps
@@ -267,6 +268,11 @@ constexpr TileConfig kTiles[] = {
      .schedule = kCooperative,
      .tokens = Axis::kK,
      .planes = true},
+    // For an MN-major x of 8 bits. A warpgroup has the registers for 64 rows of it.
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .turned = true},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kCooperative, .turned = true},
+    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kCooperative, .turned = true},
+    {.tile_m = 128, .tile_n = 16, .consumers = 2, .schedule = kCooperative, .turned = true},
 };
 
 // Whether the last column of tiles is cut to kNarrowColumns or fewer.
@@ -278,16 +284,21 @@ constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
 // Whether a tile is compiled for operands of 8 bits too.
 constexpr bool has_8bit_form(const TileConfig& t) {
+  if (t.turned) return true;
   if (!t.is_dense() || t.gated != Axis::kNone || t.realigns || t.every_eighth || t.planes || t.blocks > 1)
     return false;
   const bool large = t.tile_m == 128 && (t.tile_n == 256 || t.tile_n == 128 || t.tile_n == 64);
   return large || (t.tile_m == 64 && (t.tile_n == 64 || t.tile_n == 16));
 }
 
-// An MN-major operand is loaded and laid out in blocks of this many of its rows. 64 make the better copies;
-// 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a gated tile,
-// `tile_rows` are those of one weight, as each weight comes in whole blocks.
+// An MN-major operand of 16 bits is loaded and laid out in blocks of this many of its rows. 64 make the
+// better copies; 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a
+// gated tile, `tile_rows` are those of one weight, as each weight comes in whole blocks.
 constexpr int mn_block_rows(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
+// And one of 8 bits in blocks of as many as are a line.
+constexpr int mn_block_rows(int tile_rows, int element_bytes) {
+  return element_bytes == 1 ? kLineBytes : mn_block_rows(tile_rows);
+}
 
 // Rows of a K-major operand that a stage gets for a tile of `tile_rows`, where the operand has `rows` left:
 // whole periods of the swizzle, as many from each of the `sharers`, the blocks that load the tile together.

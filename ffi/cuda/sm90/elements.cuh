@@ -6,6 +6,7 @@
 #include "../device/activation.cuh"
 #include "engine.cuh"
 #include "narrow.cuh"
+#include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -29,7 +30,8 @@ class Elements {
     __syncwarp();  // other lanes may still read the strip before
 #pragma unroll
     for (int e = 0; e < kCols / 2; e += 2)
-      store_shared(at(lane_ / 4 + e / 2 % 2 * 8, e / 4 * 8 + lane_ % 4 * 2), x[e], x[e + 1]);
+      store_shared(at(row_of_line<E::kTurned>(e / 2 % 2, lane_ / 4), e / 4 * 8 + lane_ % 4 * 2), x[e],
+                   x[e + 1]);
     __syncwarp();
 #pragma unroll 1
     for (int first = lane_; first < 16 * kCols; first += 32 * kAtOnce) {
@@ -66,11 +68,12 @@ class Elements {
   template <bool kSwap, typename D>
   __device__ __forceinline__ void write_own(const float (&x)[kCols / 2], const Strip& s, int rows,
                                             int cols) const {
-    const int row = lane_ / 4, col = lane_ % 4 * 2;
+    const int row = row_of_line<E::kTurned>(0, lane_ / 4), other = row_of_line<E::kTurned>(1, lane_ / 4);
+    const int col = lane_ % 4 * 2;
     const int64_t row_step = kSwap ? 1 : out_.pitch, col_step = kSwap ? out_.pitch : 1;
     D* d = static_cast<D*>(out_.d) + s.batch * out_.batch_stride + s.split * out_.split_stride +
            (s.row + row) * row_step + (s.col + col) * col_step;
-    D* below = d + 8 * row_step;
+    D* below = d + (other - row) * row_step;
 #pragma unroll
     for (int e = 0; e < kCols / 2; e += 4) {
       const bool first = col + 2 * e < cols, second = col + 2 * e + 1 < cols;
@@ -83,7 +86,7 @@ class Elements {
         }
       };
       put(d, row < rows, x[e], x[e + 1]);
-      put(below, row + 8 < rows, x[e + 2], x[e + 3]);
+      put(below, other < rows, x[e + 2], x[e + 3]);
       d += 8 * col_step;
       below += 8 * col_step;
     }

@@ -11,10 +11,11 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Whether a tile is compiled for this product.
+// Whether a tile is compiled for this product, of an x of this major.
 template <typename Product>
-constexpr bool has_product(const TileConfig& t) {
-  if (sizeof(typename Product::X) == 1) return has_8bit_form(t);
+constexpr bool has_product(const TileConfig& t, Major x) {
+  if (sizeof(typename Product::X) == 1) return has_8bit_form(t) && t.turned == (x == Major::kMN);
+  if (t.turned) return false;
   // Scaled planes are of single products.
   return !t.planes || t.is_dense() || std::is_same_v<typename Product::X, __nv_bfloat16>;
 }
@@ -24,6 +25,7 @@ constexpr bool has_majors(const TileConfig& t, Major x, Major y) {
   constexpr Major kK = Major::kK, kMN = Major::kMN;
   if (t.needs_k_major_y() && y != kK) return false;
   if (t.every_eighth) return x == kK && y == kMN;
+  if (t.turned) return x == kMN && y == kK;
   if (t.planes && t.tokens != Axis::kK) return x == kK && y == kK;
   if (t.many) return x == kK || y == kMN;  // not for two transposed operands
   if (t.tokens == Axis::kK) return x == kMN && y == kMN;
@@ -44,7 +46,7 @@ struct Engine {
   static constexpr int kElementBytes = sizeof(typename Product::X);
   static constexpr int kStepK = kLineBytes / kElementBytes;  // elements of k of a stage
   static constexpr bool kIntegers = std::is_same_v<typename Product::Sum, int32_t>;
-  static constexpr bool kMany = kConfig.many, kPlanes = kConfig.planes;
+  static constexpr bool kMany = kConfig.many, kPlanes = kConfig.planes, kTurned = kConfig.turned;
   static constexpr bool kScaled = kPlanes && std::is_same_v<typename Product::X, __half>;  // planes/planes.h
   using Parameters = std::conditional_t<kMany, ManyParameters, sm90::Parameters<kConfig>>;
   using Results =
@@ -83,9 +85,9 @@ struct Engine {
                 kThreads * kLaunchRegisters);
 
   // Rows and bytes of a stage. An MN-major operand comes in whole blocks of rows.
-  static constexpr int kBlockX = mn_block_rows(kConfig.result_m()),
-                       kBlockY = mn_block_rows(kConfig.result_n());
-  static_assert(kBlockX == 64);
+  static constexpr int kBlockX = mn_block_rows(kConfig.result_m(), kElementBytes),
+                       kBlockY = mn_block_rows(kConfig.result_n(), kElementBytes);
+  static_assert(kBlockX * kElementBytes == kLineBytes);
   static constexpr int kLinesX = kTileM;
   static constexpr int kLinesY = kMajorY == Major::kMN ? (kTileN + kBlockY - 1) / kBlockY * kBlockY : kTileN;
   static constexpr int kBytesX = kLinesX * kLineBytes, kBytesY = kLinesY * kLineBytes;

@@ -16,6 +16,7 @@
 #include "bias.cuh"
 #include "elements.cuh"
 #include "engine.cuh"
+#include "fill.cuh"
 #include "planes/scales.cuh"
 #include "staged.cuh"
 #include "unaligned/every_eighth.cuh"
@@ -39,7 +40,7 @@ class EpilogueWarp {
   static_assert(16 * kCols * 2 <= kBufferBytes);
   static constexpr int kRowStrips =
       kAcross < 2 ? 1 : 2;  // strips that are written to unaligned rows together
-  using Rows = RowWriter<kCols, kRowStrips>;
+  using Rows = RowWriter<kCols, kRowStrips, E::kTurned>;
   // Whether StorePath::kByWarp has code apart from kByWarpFinished. Three consumers, or 160 accumulators,
   // leave no registers for it.
   static constexpr bool kHasPlainRows = E::kConsumers < 3 && E::kTile.accumulators() < 160;
@@ -135,7 +136,7 @@ class EpilogueWarp {
   __device__ __forceinline__ void store_tma(const Accumulators<E>& acc, const Strip& first) {
     const int rows = rows_of<kTransposed>(first) - static_cast<int>(first.row);
     const int cols = static_cast<int>(cols_of<kTransposed>(first) - first.col);
-    uint32_t staged = staging_ + staged_matrix<kTransposed, kCols>(0, lane_);
+    uint32_t staged = staging_ + staged_matrix<kTransposed, kCols, E::kTurned>(0, lane_);
     asm volatile("" : "+r"(staged));  // computed here, not for every strip
 #pragma unroll
     for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
@@ -152,7 +153,7 @@ class EpilogueWarp {
       }
       __syncwarp();
       const int buffer = i % kBuffers * kBufferBytes;
-      fill<kTransposed>(staged, buffer, x);
+      fill<E, kTransposed>(out_, staged, buffer, x, lane_);
       copy<kTransposed>(staging_ + buffer, strip_at(first, i));
     }
   }
@@ -307,29 +308,14 @@ class EpilogueWarp {
     const int64_t cols = swapped() ? cols_of<true>(s) : cols_of<false>(s);
     return min(static_cast<int>(cols) - static_cast<int>(s.col), kCols);
   }
-  // Stages values in a buffer as 16-bit rows of kCols columns, or as columns of 16 rows when transposed, in
-  // the copy engine's swizzle. `first`: this lane's address for the first 16 columns.
-  template <bool kTransposed>
-  __device__ __forceinline__ void fill(uint32_t first, uint32_t buffer, const float (&x)[kValues]) const {
-#pragma unroll
-    for (int j = 0; j < kCols; j += 16) {
-      uint32_t r[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = pack_narrow<E>(out_, x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
-      const uint32_t to = next_matrix<kTransposed>(first, j) + buffer;
-      if constexpr (kTransposed)
-        store_matrix_x4_transposed(to, r);
-      else
-        store_matrix_x4(to, r);
-    }
-  }
   template <bool kTransposed>
   __device__ __forceinline__ void store_copy(const float (&x)[kValues], const Strip& s) {
     const uint32_t buffer = buffer_ * kBufferBytes;
     buffer_ = (buffer_ + 1) % kBuffers;
     if (lane_ == 0) tma_store_wait_read<kBuffers - 1>();
     __syncwarp();
-    fill<kTransposed>(staging_ + staged_matrix<kTransposed, kCols>(0, lane_), buffer, x);
+    fill<E, kTransposed>(out_, staging_ + staged_matrix<kTransposed, kCols, E::kTurned>(0, lane_), buffer, x,
+                         lane_);
     copy<kTransposed>(staging_ + buffer, s);
   }
   template <bool kTransposed>

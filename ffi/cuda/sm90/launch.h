@@ -35,10 +35,12 @@ JAXGEMM_SM90_TYPE(__half)
 #undef JAXGEMM_SM90_TYPE
 #undef JAXGEMM_SM90_MAJORS
 
-// Products of 8 bits, whose operands are K-major: of floats, and of integers.
-#define JAXGEMM_SM90_8BIT(x, y, sum)                                                             \
-  extern template Status launch_tiles<Product<x, y, sum>, Major::kK, Major::kK>(const AllParts&, \
-                                                                                const Launch&);
+// Products of 8 bits, whose y is K-major: of floats, and of integers.
+#define JAXGEMM_SM90_8BIT(x, y, sum)                                                              \
+  extern template Status launch_tiles<Product<x, y, sum>, Major::kK, Major::kK>(const AllParts&,  \
+                                                                                const Launch&);   \
+  extern template Status launch_tiles<Product<x, y, sum>, Major::kMN, Major::kK>(const AllParts&, \
+                                                                                 const Launch&);
 #define JAXGEMM_SM90_PAIRS(a, b, sum) \
   JAXGEMM_SM90_8BIT(a, a, sum)        \
   JAXGEMM_SM90_8BIT(a, b, sum)        \
@@ -76,7 +78,8 @@ Status launch_tiles(DType x_type, DType y_type, Major x, Major y, const From& pa
   if constexpr (std::is_same_v<From, AllParts>) {
     if (dtype_bytes(x_type) == 1) {
       return with_8bit_types(x_type, y_type, [&]<typename X, typename Y, typename Sum>() {
-        return launch_tiles<Product<X, Y, Sum>, Major::kK, Major::kK>(parameters, launch);
+        return x == Major::kK ? launch_tiles<Product<X, Y, Sum>, Major::kK, Major::kK>(parameters, launch)
+                              : launch_tiles<Product<X, Y, Sum>, Major::kMN, Major::kK>(parameters, launch);
       });
     }
   }

@@ -26,7 +26,8 @@ Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int
 Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int sharers,
                    const GemmProblem& p, CUtensorMap* map) {
   const bool k_major = x.major == Major::kK;
-  return encode_rows(x, base, x.inner(), x.outer(), x.ld, k_major ? step_k(p) : mn_block_rows(tile_rows),
+  return encode_rows(x, base, x.inner(), x.outer(), x.ld,
+                     k_major ? step_k(p) : mn_block_rows(tile_rows, static_cast<int>(dtype_bytes(p.a.dtype))),
                      (k_major ? loaded_rows(rows, tile_rows, sharers) : step_k(p)) / sharers, p, map);
 }
 

@@ -11,9 +11,9 @@ bool batched(const GemmProblem& p, const Matrix& x, int level) {
   return p.batch[level] > 1 && x.batch_stride[level] != 0;
 }
 
-// Whether the copy engine can load an operand of so many rows where it lies.
-bool loadable(const GemmProblem& p, const Matrix& x, int64_t rows, bool k_major) {
-  if (!k_major || (rows > 1 && x.ld % kAlign != 0)) return false;
+// Whether the copy engine can load an operand where it lies. It has so many lines in memory.
+bool loadable(const GemmProblem& p, const Matrix& x, int64_t lines) {
+  if (lines > 1 && x.ld % kAlign != 0) return false;
   for (int i = 0; i < 2; ++i) {
     if (batched(p, x, i) && x.batch_stride[i] % kAlign != 0) return false;
   }
@@ -37,8 +37,13 @@ Matrix copy_of(const GemmProblem& p, const Matrix& x, int64_t rows, bool is_b) {
 ByteCopies byte_copies(const GemmProblem& p) {
   ByteCopies copies;
   if (p.k == 0) return copies;
-  copies.a = !loadable(p, p.a, p.m, !p.a.transposed);
-  copies.b = !loadable(p, p.b, p.n, p.b.transposed);
+  // One that is not K-major may be the engine's x (turned.cuh); of two, the one that takes longer to copy.
+  const bool a_loads = loadable(p, p.a, p.a.transposed ? p.k : p.m),
+             b_loads = loadable(p, p.b, p.b.transposed ? p.n : p.k);
+  const bool a_turns = a_loads && p.a.transposed, b_turns = b_loads && !p.b.transposed;
+  const bool a_first = copy_bytes(p, p.a, p.m) > copy_bytes(p, p.b, p.n);
+  copies.a = !a_loads || (a_turns && b_turns && !a_first);
+  copies.b = !b_loads || (a_turns && b_turns && a_first);
   copies.b_offset = copies.a ? static_cast<size_t>(round_up(copy_bytes(p, p.a, p.m), 256)) : 0;
   copies.bytes = copies.b_offset + (copies.b ? round_up(copy_bytes(p, p.b, p.n), 256) : 0);
   return copies;

@@ -1,6 +1,6 @@
-// Operands of 8 bits, which the tensor core takes K-major alone: those that are not, or whose rows begin
-// anywhere, are copied to rows along k in the workspace first. Host code only; a pure function of the
-// problem.
+// Operands of 8 bits. From shared memory the tensor core takes them K-major alone, and an MN-major x from
+// registers (turned.cuh): the second of two MN-major operands, and those whose rows begin anywhere, are
+// copied to rows along k in the workspace first. Host code only; a pure function of the problem.
 #pragma once
 
 #include "../configs.h"

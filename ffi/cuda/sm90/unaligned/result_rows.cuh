@@ -9,6 +9,7 @@
 
 #include "../../device/mma.cuh"
 #include "../../device/ptx.cuh"
+#include "../staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -95,8 +96,8 @@ class VectorPart {
   int begin_ = 0, last_ = 0, words_ = 0, stores_ = 0;
 };
 
-// Stages kStrips strips side by side and writes their 16 rows.
-template <int kCols, int kStrips>
+// Stages kStrips strips side by side and writes their 16 rows. kTurned: as row_of_line() has it.
+template <int kCols, int kStrips, bool kTurned>
 class RowWriter {
   using Lines = StagedRows<kStrips * kCols>;
   static constexpr int kLanes = Lines::kUnits, kRows = 32 / kLanes;
@@ -109,7 +110,7 @@ class RowWriter {
       : pitch_(2 * pitch),
         staging_(staging),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        fill_(staging + Lines::at(lane_ / 8 % 2 * 8 + lane_ % 8, lane_ / 16)) {}
+        fill_(staging + Lines::at(row_of_line<kTurned>(lane_ / 8 % 2, lane_ % 8), lane_ / 16)) {}
 
   // Prepares for rows of which `cols` >= 1 elements exist. The first begins at `d`, or a multiple of 16 bytes
   // from there.

@@ -30,6 +30,7 @@ from jaxgemm.products.arguments import (
     weakly_typed,
 )
 from jaxgemm.products.dense import bind
+from jaxgemm.products.scales import scaled, scaled_result, scales_of
 
 
 def gemm(
@@ -43,6 +44,8 @@ def gemm(
     transpose_b: bool = False,
     bias: ArrayLike | None = None,
     activation: str | None = None,
+    a_scale: ArrayLike | None = None,
+    b_scale: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     precision: prec.Precision = None,
     kernel: str = "auto",
@@ -61,7 +64,11 @@ def gemm(
         beta: scales ``c``; by default 1 when ``c`` is given.
         bias: shape (n,), added to every row.
         activation: a name in :data:`jaxgemm.epilogue.ACTIVATIONS`, as "gelu" (tanh form, as ``jax.nn.gelu``).
-        out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
+        a_scale: float32, for operands of 8 bits, whose values times scales are what is multiplied: of shape (), or
+            (..., 1, 1), one for each matrix, or (..., m, 1), one for each row of op(a). The product is scaled before
+            alpha. Sums of integers must fit into int32.
+        b_scale: the same of b, or of shape (..., 1, n), one for each column of op(b).
+        out_dtype: type of the result; float32 by default where there are scales. Else by default that of the promoted operands, as jnp promotes them; int32 for 8- and
             16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
             the epilogue; XLA rounds before it as well, as in jnp, unless it fuses the epilogue. Only XLA's product
@@ -88,13 +95,14 @@ def gemm(
     weak = weak and out_dtype is None and all(map(gives_way, (c, alpha, beta, bias)))
     options = option_pairs(kernel, kernel_options)
     dtype = a.dtype
-    out = result_dtype(out_dtype, dtype)
+    given = {"a_scale": a_scale, "b_scale": b_scale}
+    out, sums, accumulator = _types(out_dtype, dtype, scaled=given != dict.fromkeys(given))
     batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], bool(transpose_a), bool(transpose_b))
     a, b = batch.squeeze(a, b, shape_a, shape_b)
     shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])
 
     beta = (1.0 if c is not None else 0.0) if beta is None else beta
-    accumulator = dtypes.summed(dtype, dtype, out)
+    scales = scales_of(given, (dtype, b.dtype), shape_a[-2 if transpose_a else -1], shape)
     static_alpha = static_scaling("alpha", alpha, accumulator, out)
     static_beta = static_scaling("beta", beta, accumulator, out)
     if c is None and static_beta != 0.0:
@@ -110,10 +118,10 @@ def gemm(
     multiply = partial(
         bind, a, b, dims=dims, precision=precision, kernel=kernel, options=options, batch_invariant=batch_invariant
     )
-    if static_alpha is None or static_beta is None:
-        # An array scales outside of the kernel, where it can be traced and differentiated.
-        product = multiply(extra=(), out=accumulator, epilogue=Epilogue())
-        product = _reshape(_transpose(product, order), shape) * jnp.asarray(alpha).astype(accumulator)
+    if scales or static_alpha is None or static_beta is None:
+        # Arrays scale outside of the kernel, where they can be traced and differentiated.
+        product = _reshape(_transpose(multiply(extra=(), out=sums, epilogue=Epilogue()), order), shape)
+        product = scaled(product, scales, accumulator) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
             c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
         product = apply(Epilogue(1.0, float(c is not None), bias is not None, activation), product, c, bias, out)
@@ -125,6 +133,15 @@ def gemm(
         if not (order is None and batch.is_plain):  # without an axis that broadcasts it has this shape already
             product = _reshape(_transpose(product, order), shape)
     return weakly_typed(product) if weak else product
+
+
+def _types(given: DTypeLike | None, operand: np.dtype, *, scaled: bool) -> tuple[np.dtype, np.dtype, np.dtype]:
+    """Of the result, of the sums, and of what follows them before it is rounded."""
+    if scaled:
+        return scaled_result(given), dtypes.accumulator(operand), np.dtype(np.float32)
+    out = result_dtype(given, operand)
+    accumulator = dtypes.summed(operand, operand, out)
+    return out, accumulator, accumulator
 
 
 def _check_matrices(a: tuple[int, ...], b: tuple[int, ...], transpose_a: bool, transpose_b: bool) -> None:

@@ -23,11 +23,11 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks/support"))
 from ladder_budget import RUNGS
 
 #: Kernels at most: of a family, those that copy or add for it included, for each chip, and of all for all chips.
-KERNELS = {"sm90": 280, "direct": 110, "simt": 90}
-ALL_KERNELS = 1044
+KERNELS = {"sm90": 365, "direct": 110, "simt": 90}
+ALL_KERNELS = 1129
 #: Bytes at most: of the library as it is installed, and of all that is installed as a wheel compresses it.
-LIBRARY_BYTES = 16_500_000
-WHEEL_BYTES = 16_500_000
+LIBRARY_BYTES = 17_800_000
+WHEEL_BYTES = 17_800_000
 
 #: By kernel and operand type: what its code must show, a rung of the ladder's by the head of its source. Types that are
 #: not named here are not looked at.

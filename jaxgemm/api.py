@@ -68,8 +68,9 @@ def gemm(
             (..., 1, 1), one for each matrix, or (..., m, 1), one for each row of op(a). The product is scaled before
             alpha. Sums of integers must fit into int32.
         b_scale: the same of b, or of shape (..., 1, n), one for each column of op(b).
-        out_dtype: type of the result; float32 by default where there are scales. Else by default that of the promoted operands, as jnp promotes them; int32 for 8- and
-            16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
+        out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
+            16-bit integers, float32 for 8-bit floats and where there are scales. Of booleans it is a boolean (whether
+            any pair is true), and nothing may follow it.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
             the epilogue; XLA rounds before it as well, as in jnp, unless it fuses the epilogue. Only XLA's product
             has a result wider than the type of the sums.

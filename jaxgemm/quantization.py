@@ -24,9 +24,9 @@ def quantize(x: ArrayLike, dtype: DTypeLike, scaling: str = "tensor") -> tuple[j
     """Values of 8 bits and scales in float32, whose products are about ``x``.
 
     A scale is the largest finite magnitude over the largest value of ``dtype`` (127 for int8, of which -128 stays
-    unused), and at least 2^-126; where all numbers are 0 it is 1. Values are x / scale, rounded to nearest, ties to even.
-    In fp8 NaN stays NaN, and infinity stays infinity, or becomes NaN in a type without one. In int8 either makes the
-    scale NaN, and so every product with it.
+    unused), and at least 2^-126; where all numbers are 0 it is 1. Values are x / scale, rounded to nearest, ties to
+    even. In fp8 NaN stays NaN, and infinity stays infinity, or becomes NaN in a type without one. In int8 either makes
+    the scale NaN, and so every product with it.
 
     If ``jax.jit`` divides an axis over devices, a scale is of the whole axis; inside of ``jax.shard_map`` it is of what
     a device has.

@@ -38,8 +38,8 @@ def scales_of(
             raise TypeError(f"gemm: {name} must be of float32, got {x.dtype}")
         if not _fits(x.shape, shape, _RUNS[name]):
             raise ValueError(
-                f"gemm: {name} must have shape (), (..., 1, 1), one for each product, or {_MEANING[name]}, for a result "
-                f"of {tuple(shape)}; got {x.shape}"
+                f"gemm: {name} must have shape (), (..., 1, 1), one for each product, or {_MEANING[name]}, for a "
+                f"result of {tuple(shape)}; got {x.shape}"
             )
     return [x if x.ndim == 0 else jnp.reshape(x, (1,) * (len(shape) - x.ndim) + x.shape) for x in named.values()]
 

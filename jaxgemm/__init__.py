@@ -10,7 +10,7 @@ from jaxgemm.override import override
 from jaxgemm.precision import error_bound
 from jaxgemm.products.gated import gated_gemm
 from jaxgemm.products.lists import grouped_gemm
-from jaxgemm.quantization import quantize
+from jaxgemm.products.quantization import quantize
 from jaxgemm.ragged.api import ragged_dot, ragged_dot_general, ragged_gated
 from jaxgemm.sharding.overlap import all_gather_matmul, matmul_reduce_scatter
 

@@ -69,7 +69,8 @@ def gemm(
             alpha. Sums of integers must fit into int32.
         b_scale: the same of b, or of shape (..., 1, n), one for each column of op(b).
         out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
-            16-bit integers, float32 for 8-bit floats and where there are scales. Of booleans it is a boolean (whether
+            16-bit integers, float32 for 8-bit floats and where there are scales. Two types of 8 bits, of integers or of
+            floats, are multiplied as they are. Of booleans it is a boolean (whether
             any pair is true), and nothing may follow it.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
             the epilogue; XLA rounds before it as well, as in jnp, unless it fuses the epilogue. Only XLA's product
@@ -90,7 +91,7 @@ def gemm(
         ValueError: a shape, name or option is wrong.
         UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
     """
-    a, b, weak = promoted_pair(a, b)
+    a, b, weak = promoted_pair(a, b, apart=True)
     shape_a, shape_b = a.shape, b.shape  # a tracer works its shape out each time, so once
     _check_matrices(shape_a, shape_b, transpose_a, transpose_b)
     weak = weak and out_dtype is None and all(map(gives_way, (c, alpha, beta, bias)))

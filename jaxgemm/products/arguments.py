@@ -20,10 +20,10 @@ from jaxgemm.kernels import configuration, find_kernel
 Options = tuple[tuple[str, int], ...]
 
 
-def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, bool]:
+def promoted_pair(a: ArrayLike, b: ArrayLike, *, apart: bool = False) -> tuple[jax.Array, jax.Array, bool]:
     """Both as arrays of the type that jnp promotes them to, and whether jnp's product of them is weakly typed.
 
-    Two types of 8 bits that are multiplied as they are stay apart.
+    ``apart``: two types of 8 bits that are multiplied as they are stay as they are.
     """
     x, y = as_array("a", a), as_array("b", b)
     given = x.dtype, y.dtype
@@ -32,7 +32,7 @@ def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, boo
     weak_x, weak_y = x.weak_type, y.weak_type
     if given[0] == given[1] and not (weak_x and weak_y):
         return x, y, False
-    if dtypes.stay_apart(*given):
+    if apart and dtypes.stay_apart(*given):
         return _as(x, given[0]), _as(y, given[1]), False
     dtype = np.dtype(jnp.result_type(x, y))
     # Operands are bound as strongly typed, and the result is made weak at the end: a product that is composed of jnp's

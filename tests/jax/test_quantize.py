@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh
 
 import jaxgemm
-from jaxgemm.quantization import TYPES
+from jaxgemm.products.quantization import TYPES
 
 SHAPES = {"tensor": lambda _: (), "row": lambda s: (*s[:-1], 1), "column": lambda s: (*s[:-2], 1, s[-1])}
 AXIS = {"tensor": None, "row": -1, "column": -2}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from oracle import sum_eps
 
 import jaxgemm
 
@@ -16,11 +17,6 @@ FLOATS = tuple(itertools.product(("float8_e4m3fn", "float8_e5m2"), repeat=2))
 RESULTS = ("float32", "bfloat16", "float16")
 SHAPES = ((64, 64, 128), (128, 256, 64), (300, 200, 100), (1, 7, 3), (513, 257, 1000), (129, 65, 4099), (16, 512, 1024))
 TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (64, 16))
-
-
-#: Of Σ|a||b|: a tensor core adds 32 products of fp8 to a sum at a time, and keeps about 13 bits of it.
-def kept(k):
-    return 2.0**-13 * (1 + -(-k // 32))
 
 
 pytestmark = [pytest.mark.gpu]
@@ -56,7 +52,7 @@ def check_integers(a, b, got):
 def check_floats(a, b, got):
     a, b = a.astype(np.float64), b.astype(np.float64)
     rounding = {2: 2.0**-8 if got.dtype == ml_dtypes.bfloat16 else 2.0**-11, 4: 2.0**-23}[got.dtype.itemsize]
-    bound = kept(a.shape[-1]) * (abs(a) @ abs(b)) + rounding * abs(a @ b) + 2.0**-24
+    bound = sum_eps("float8", a.shape[-1]) * (abs(a) @ abs(b)) + rounding * abs(a @ b) + 2.0**-24
     worst = np.max(abs(got.astype(np.float64) - a @ b) / bound, initial=0.0)
     assert worst <= 1, f"{a.shape} x {b.shape}: {worst:.3g} times the bound"
 
@@ -116,7 +112,8 @@ def test_epilogue_of_floats(rng):
         got = product(a, b, layout, out_dtype=out, c=c.astype(kind), bias=bias.astype(kind), alpha=0.5, beta=2.0)
         want = 0.5 * (a.astype(np.float64) @ b.astype(np.float64)) + 2.0 * c.astype(kind).astype(np.float64)
         want += bias.astype(kind).astype(np.float64)
-        scale = kept(k) * (abs(a.astype(np.float64)) @ abs(b.astype(np.float64))) + 2.0**-7 * (abs(want) + 4)
+        summed = sum_eps("float8", k) * (abs(a.astype(np.float64)) @ abs(b.astype(np.float64)))
+        scale = summed + 2.0**-7 * (abs(want) + 4)
         assert (abs(got.astype(np.float64) - want) <= scale).all()
 
 

@@ -59,7 +59,7 @@ class EpilogueWarp {
 
   // Loads the tile's bias. To be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) {
-    if (kFinishes && !E::kPlanes && E::kGated == Axis::kNone && out_.path < StorePath::kFp32)
+    if (kFinishes && !E::kPlanes && !E::kIntegers && E::kGated == Axis::kNone && out_.path < StorePath::kFp32)
       bias_.load(out_, first, lane_);
   }
 

@@ -15,13 +15,18 @@ int alignment_of(const void* p) {
   return static_cast<int>(address & -address);
 }
 
+// A factor of sums, in their type: of integers its bits.
+float factor(const GemmProblem& p, double value) {
+  return p.d == DType::kS32 ? std::bit_cast<float>(static_cast<int32_t>(value)) : static_cast<float>(value);
+}
+
 // Partial results of a split K, which another kernel adds and finishes.
 void to_workspace(const Plan& plan, const GemmProblem& p, void* workspace, Output* out) {
   out->d = static_cast<uint8_t*>(workspace) + plan.partial_offset;
   out->pitch = plan.partial_pitch;
   out->batch_stride = p.m * out->pitch;
   out->split_stride = out->batch_stride * p.batch_count();
-  out->alpha = 1.f;
+  out->alpha = factor(p, 1.0);
   out->f32 = true;
   // The padding of a row may be written.
   if (!out->swap) out->cols = out->pitch;
@@ -49,8 +54,7 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   const bool every_eighth = kTiles[plan.config.tile].every_eighth;
   out.pitch = every_eighth ? 8 * p.n : p.result_pitch();
   out.batch_stride = every_eighth ? p.n : p.m * out.pitch;
-  out.alpha =
-      p.d == DType::kS32 ? std::bit_cast<float>(static_cast<int32_t>(p.alpha)) : static_cast<float>(p.alpha);
+  out.alpha = factor(p, p.alpha);
   out.beta = static_cast<float>(p.beta);
   out.activation = p.activation;
   out.f32 = dtype_bytes(p.d) == 4;

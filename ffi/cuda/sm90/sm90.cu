@@ -93,15 +93,13 @@ Status launch_product(const GemmProblem& p, const Plan& plan, const GemmBuffers&
 Status add_partials(const GemmProblem& p, const Plan& plan, const GemmBuffers& buffers, CUstream_st* stream) {
   const int partials = plan.config.partials();
   if (partials == 1) return {};
-  const auto* const from =
-      reinterpret_cast<const float*>(static_cast<const uint8_t*>(buffers.workspace) + plan.partial_offset);
+  const void* const from = static_cast<const uint8_t*>(buffers.workspace) + plan.partial_offset;
   return launch_reduce(p, buffers, from, plan.partial_pitch, partials, stream);
 }
 
 Status launch_empty_sum(const GemmProblem& p, const GemmBuffers& buffers, CUstream_st* stream) {
-  if (!p.gated && p.d != DType::kS32)
-    return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
-  const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * p.results() * dtype_bytes(p.d), stream);
+  if (!p.gated) return launch_reduce(p, buffers, nullptr, ceil_div(p.n, 4) * 4, 0, stream);
+  const cudaError_t error = cudaMemsetAsync(buffers.d, 0, p.m * p.n * dtype_bytes(p.d), stream);
   return error == cudaSuccess ? Status{} : Status{std::string("kernel 'sm90': ") + cudaGetErrorString(error)};
 }
 

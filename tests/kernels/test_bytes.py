@@ -1,6 +1,7 @@
 """Products of 8 bits by `sm90`: integers exactly, and floats within what the tensor core's sums keep."""
 
 import itertools
+from dataclasses import replace
 
 import cases
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from oracle import sum_eps
+from oracle import Product, sum_eps
 
 import jaxgemm
 
@@ -17,6 +18,8 @@ FLOATS = tuple(itertools.product(("float8_e4m3fn", "float8_e5m2"), repeat=2))
 RESULTS = ("float32", "bfloat16", "float16")
 SHAPES = ((64, 64, 128), (128, 256, 64), (300, 200, 100), (1, 7, 3), (513, 257, 1000), (129, 65, 4099), (16, 512, 1024))
 TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (64, 16))
+#: Columns of tiles that take x from registers.
+TURNED = (256, 128, 64, 16)
 
 
 pytestmark = [pytest.mark.gpu]
@@ -75,7 +78,7 @@ def test_floats(types, layout, rng):
 
 @pytest.mark.parametrize(("tile_m", "tile_n"), TILES)
 def test_options(tile_m, tile_n, rng):
-    """Every tile, with either type of result, swaps and clusters; of floats with a split k."""
+    """Every tile of K-major operands, with every type of result, swaps and clusters, and a split k."""
     m, n, k = 513, 300, 1000
     ints = random(rng, (m, k), "int8"), random(rng, (k, n), "uint8")
     floats = random(rng, (m, k), "float8_e4m3fn"), random(rng, (k, n), "float8_e5m2")
@@ -84,8 +87,24 @@ def test_options(tile_m, tile_n, rng):
         check_integers(*ints, product(*ints, "NT", **given))
         for out in RESULTS:
             check_floats(*floats, product(*floats, "NT", out_dtype=out, **given))
+    check_integers(*ints, product(*ints, "NT", tile_m=tile_m, tile_n=tile_n, split_k=3))
     for out in RESULTS:
         check_floats(*floats, product(*floats, "NT", out_dtype=out, tile_m=tile_m, tile_n=tile_n, split_k=3))
+
+
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+@pytest.mark.parametrize("tile_n", TURNED)
+def test_x_from_registers(tile_n, layout, rng):
+    """Weights as rows of k, and A as columns: all tiles, types of results, clusters and walks, and a split k."""
+    for m, n, k in ((528, 304, 1000), (16, 512, 320), (144, 128, 33), (1008, 1040, 130)):
+        ints = random(rng, (m, k), "uint8"), random(rng, (k, n), "int8")
+        floats = random(rng, (m, k), "float8_e5m2"), random(rng, (k, n), "float8_e4m3fn")
+        for cluster_m, cluster_n, more in ((1, 1, {}), (2, 1, {}), (1, 2, {"grid": 2}), (1, 1, {"split_k": 3})):
+            given = {"tile_m": 128, "tile_n": tile_n, "cluster_m": cluster_m, "cluster_n": cluster_n} | more
+            given["swap"] = 2 if layout == "NN" else 1
+            check_integers(*ints, product(*ints, layout, **given))
+            for out in RESULTS:
+                check_floats(*floats, product(*floats, layout, out_dtype=out, **given))
 
 
 def test_sums_wrap():
@@ -103,18 +122,30 @@ def test_batches(batches, rng):
             check(a, b, product(a, b, layout))
 
 
-def test_epilogue_of_floats(rng):
-    m, n, k = 200, 264, 320
-    a, b = random(rng, (m, k), "float8_e4m3fn"), random(rng, (k, n), "float8_e4m3fn")
-    c, bias = rng.standard_normal((m, n)), rng.standard_normal(n)
-    for out, layout in itertools.product(RESULTS, ("NT", "NN")):
-        kind = jnp.dtype(out)
-        got = product(a, b, layout, out_dtype=out, c=c.astype(kind), bias=bias.astype(kind), alpha=0.5, beta=2.0)
-        want = 0.5 * (a.astype(np.float64) @ b.astype(np.float64)) + 2.0 * c.astype(kind).astype(np.float64)
-        want += bias.astype(kind).astype(np.float64)
-        summed = sum_eps("float8", k) * (abs(a.astype(np.float64)) @ abs(b.astype(np.float64)))
-        scale = summed + 2.0**-7 * (abs(want) + 4)
-        assert (abs(got.astype(np.float64) - want) <= scale).all()
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_epilogue_of_floats(layout, rng):
+    """C, a bias and an activation; results whose rows are aligned, and others, from shared memory and registers."""
+    for m, n, k in ((208, 272, 320), (208, 261, 336)):
+        a, b = random(rng, (m, k), "float8_e4m3fn"), random(rng, (k, n), "float8_e4m3fn")
+        c, bias = rng.standard_normal((m, n)), rng.standard_normal(n)
+        for out, activation in itertools.product(RESULTS, (None, "relu", "gelu")):
+            p = Product(a, b, out=out, c=c.astype(np.dtype(jnp.dtype(out))), bias=bias.astype(np.dtype(jnp.dtype(out))))
+            p = replace(p, alpha=0.5, beta=2.0, activation=activation)
+            more = {"c": jnp.asarray(p.c), "bias": jnp.asarray(p.bias), "alpha": 0.5, "beta": 2.0}
+            p.check(product(a, b, layout, out_dtype=out, activation=activation, **more), "sm90")
+            p = replace(p, c=None, beta=0.0)
+            p.check(product(a, b, layout, out_dtype=out, activation=activation, bias=more["bias"], alpha=0.5), "sm90")
+
+
+def test_epilogue_of_integers(rng):
+    """The kernel scales; what is added is jnp's."""
+    a, b = random(rng, (70, 96), "int8"), random(rng, (96, 48), "uint8")
+    exact = a.astype(np.int64) @ b.astype(np.int64)
+    c, bias = rng.integers(-999, 999, (70, 48), np.int32), rng.integers(-999, 999, 48, np.int32)
+    for layout in cases.LAYOUTS:
+        np.testing.assert_array_equal(product(a, b, layout, alpha=-3), -3 * exact)
+        got = product(a, b, layout, alpha=-3, c=c, beta=2, bias=bias, activation="relu")
+        np.testing.assert_array_equal(got, np.maximum(-3 * exact + 2 * c + bias, 0))
 
 
 @pytest.mark.parametrize("types", [*INTEGERS, *FLOATS], ids="-".join)

@@ -56,12 +56,13 @@ RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t
 
 // Whether K may be split into partial results. The kernel that adds them counts results in fours, in 31 bits.
 bool splittable(const GemmProblem& p, const Shape& s) {
-  return !p.gated && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
+  // Scales are applied to whole sums.
+  return !p.gated && !p.scaled() && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
 }
 
 // Whether the blocks of a cluster may share K.
 bool sliceable(const GemmProblem& p, const TileConfig& t, const Config& c) {
-  if (p.d == DType::kS32) return false;  // what they exchange are sums in fp32
+  if (accumulator_of(p.a.dtype) == DType::kS32) return false;  // what they exchange are sums in fp32
   return fixed(p, "reduction") != static_cast<int>(Reduction::kWorkspace) && c.cluster_m * c.cluster_n == 1 &&
          fixed(p, "grid") != static_cast<int>(Grid::kResident);
 }

@@ -74,15 +74,19 @@ struct TileConfig {
   // A thread's registers for results.
   constexpr int accumulators() const { return warpgroup_rows() * tile_n / 128; }
   // Columns of a strip, which is what a warp finishes at a time: 16 rows of these. With more than 128
-  // accumulators (64 with fragments of x), or three consumers, there are registers for 32 columns only.
-  constexpr int strip_columns() const {
-    const bool wide = consumers < 3 && accumulators() <= (turned ? 64 : 128) && ceil_div(result_n(), 32) % 2 == 0;
+  // accumulators (64 of operands of 8 bits, which have scales), or three consumers, there are registers for
+  // 32 columns only.
+  constexpr int strip_columns(int element_bytes) const {
+    const int most = element_bytes == 1 ? 64 : 128;
+    const bool wide = consumers < 3 && accumulators() <= most && ceil_div(result_n(), 32) % 2 == 0;
     return result_n() < 32 ? 16 : wide ? 64 : 32;
   }
   // Strips side by side in a tile. Where strip_columns() does not divide result_n(), the last strip overlaps
   // the one before it and their common columns are stored twice, as no copy may reach beyond the tile.
-  constexpr int strips() const { return static_cast<int>(ceil_div(result_n(), strip_columns())); }
-  constexpr int whole_strips() const { return result_n() / strip_columns(); }
+  constexpr int strips(int element_bytes) const {
+    return static_cast<int>(ceil_div(result_n(), strip_columns(element_bytes)));
+  }
+  constexpr int whole_strips(int element_bytes) const { return result_n() / strip_columns(element_bytes); }
 
   // Staging buffers that one warp's fp32 sums fill, when a block of a cluster sends them to another.
   constexpr int sent_buffers() const {
@@ -103,7 +107,7 @@ struct TileConfig {
   // worth.
   constexpr int staging_bytes() const {
     return blocks == 1 ? kStagingBytes / kStagingBuffers * staging_buffers
-                       : staging_buffers * 16 * strip_columns() * 2;
+                       : staging_buffers * 16 * strip_columns(2) * 2;
   }
   // Rows of tokens in a box. A group's last tile loads as many boxes as hold tokens; what it multiplies,
   // token_forms() says.

@@ -109,14 +109,15 @@ Finish finish_of(const GemmProblem& p, StorePath path) {
 
 // How many times longer an epilogue takes by the path that stores its results.
 double storing(const GemmProblem& p, const TileConfig& t, bool swap, StorePath path) {
-  const int columns = t.strip_columns();
-  const double overlap = double(t.strips() * columns) / t.result_n();  // columns stored twice count twice
+  const int bytes = static_cast<int>(dtype_bytes(p.a.dtype)), columns = t.strip_columns(bytes);
+  const double overlap =
+      double(t.strips(bytes) * columns) / t.result_n();  // columns stored twice count twice
   const bool by_warp = path == StorePath::kByWarp || path == StorePath::kByWarpFinished;
   if (p.n % 8 == 0 && !by_warp) {
     return overlap * (swap ? kSwappedEpilogue : 1) * (1 + kNarrowStrip * (64.0 / columns - 1));
   }
   if (swap) return kSwappedEpilogue * kUnalignedSwapped;
-  const bool wide = columns == 64 && t.strips() == t.whole_strips();
+  const bool wide = columns == 64 && t.strips(bytes) == t.whole_strips(bytes);
   if (t.schedule != Schedule::kPingPong)
     return wide ? kCooperativeUnalignedRows64 : kCooperativeUnalignedRows;
   return wide ? kUnalignedRows64 : columns >= 32 ? kUnalignedRows32 : kUnalignedRows16;

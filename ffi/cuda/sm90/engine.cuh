@@ -117,8 +117,9 @@ struct Engine {
   static constexpr int kLoadedX = kGated == Axis::kRows ? kLinesX / 2 : kLinesX;
   static constexpr int kLoadedY = kGated == Axis::kColumns ? kLinesY / 2 : kLinesY;
   static constexpr int kResultM = kConfig.result_m(), kResultN = kConfig.result_n();
-  static constexpr int kStripColumns = kConfig.strip_columns(), kStrips = kConfig.strips();
-  static constexpr int kWholeStrips = kConfig.whole_strips();
+  static constexpr int kStripColumns = kConfig.strip_columns(kElementBytes),
+                       kStrips = kConfig.strips(kElementBytes);
+  static constexpr int kWholeStrips = kConfig.whole_strips(kElementBytes);
   static constexpr int kResultBlocksM = kGated == Axis::kRows ? kBlocksM / 2 : kBlocksM;
   static_assert(kGated != Axis::kColumns || (kMajorY == Major::kMN && kLoadedY % kBlockY == 0));
   static_assert(kTokens != Axis::kK || (kMajorX == Major::kMN && kMajorY == Major::kMN && kBlockY == 64));
@@ -130,6 +131,10 @@ template <typename E>
 struct Accumulators {
   typename E::Product::Sum value[E::kBlocksM][E::kAccumulators];
 };
+
+// An accumulator as fp32: of integers its bits.
+__device__ __forceinline__ float as_fp32(float value) { return value; }
+__device__ __forceinline__ float as_fp32(int32_t value) { return __int_as_float(value); }
 
 // Where a strip of results begins, in the engine's rows and columns. A strip is what a warp finishes at a
 // time: 16 rows of E::kStripColumns columns.

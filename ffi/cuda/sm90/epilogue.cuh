@@ -14,6 +14,7 @@
 #include "../device/activation.cuh"
 #include "addend.cuh"
 #include "bias.cuh"
+#include "bytes/tile_scales.cuh"
 #include "elements.cuh"
 #include "engine.cuh"
 #include "fill.cuh"
@@ -46,6 +47,7 @@ class EpilogueWarp {
   static constexpr bool kHasPlainRows = E::kConsumers < 3 && E::kTile.accumulators() < 160;
   // Many products have no epilogue.
   static constexpr bool kFinishes = !E::kMany;
+  static constexpr bool kScales = E::kElementBytes == 1;
   static_assert(kHasPlainRows || kFinishes);
 
  public:
@@ -59,8 +61,9 @@ class EpilogueWarp {
 
   // Loads the tile's bias. To be called before the main loop.
   __device__ __forceinline__ void prefetch(const Strip& first) {
-    if (kFinishes && !E::kPlanes && !E::kIntegers && E::kGated == Axis::kNone && out_.path < StorePath::kFp32)
+    if (kFinishes && !E::kPlanes && E::kGated == Axis::kNone && out_.path < StorePath::kFp32)
       bias_.load(out_, first, lane_);
+    if constexpr (kScales) scales_.load(out_, first, lane_);
   }
 
   // Asks for C of the first strips. To be called when products are under way, as it may have to wait until
@@ -80,7 +83,10 @@ class EpilogueWarp {
     // What follows from the lane is computed from here on. Before a block's first product it would hold that
     // up: when a kernel starts its instructions are not cached.
     if constexpr (E::kStartsSoon) asm volatile("" : "+r"(lane_));
-    if constexpr (E::kPlanes || E::kIntegers)
+    if constexpr (E::kIntegers) {
+      if (!out_.scaled) return store_integers(acc, first);
+    }
+    if constexpr (E::kPlanes)
       store_elements(acc, first);
     else if constexpr (E::kGated != Axis::kNone)
       store_gated(acc, first);
@@ -142,8 +148,10 @@ class EpilogueWarp {
     for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       if (i / kAcross * 64 >= rows || strip_column<E>(i % kAcross) >= cols) continue;
       float x[kValues];
+      const auto scales = scales_of(strip_at(first, i), i);
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] = acc.value[i / kAcross][first_value<E>(i % kAcross) + e];
+      for (int e = 0; e < kValues; ++e)
+        x[e] = scales(e, as_fp32(acc.value[i / kAcross][first_value<E>(i % kAcross) + e]));
       // Buffers take turns. Where strips have been left out the turns are broken, so wait for all of them.
       if (lane_ == 0) {
         if (i == 0 || (i % kAcross == 0 && cols <= strip_column<E>(kAcross - 1)))
@@ -166,14 +174,30 @@ class EpilogueWarp {
       const int rows = rows_left(strip), cols = cols_left(strip);
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
-      if constexpr (E::kIntegers) {  // which pass through as their bits, as alpha does
-        const int32_t alpha = __float_as_int(out_.alpha);
-        for_strip(acc, i, [&](int e, int32_t value) { x[e] = __int_as_float(alpha * value); });
-      } else
-        for_strip(acc, i, [&](int e, float value) { x[e] = value; });
+      for_results(acc, strip, i, [&](int e, float value) { x[e] = value; });
       if constexpr (E::kScaled) unscale(x, p_, strip, lane_);
       if (out_.path != StorePath::kFp32)
-        elements.template write<!E::kIntegers>(x, strip, rows, cols);
+        elements.template write<true>(x, strip, rows, cols);
+      else if (swapped())
+        elements.template write_own<true, float>(x, strip, rows, cols);
+      else
+        elements.template write_own<false, float>(x, strip, rows, cols);
+    }
+  }
+
+  // Integers, times alpha. They pass through as their bits, and so does alpha.
+  __device__ __forceinline__ void store_integers(const Accumulators<E>& acc, const Strip& first) {
+    const Elements<E> elements(out_, staging_, lane_);
+    const int32_t alpha = __float_as_int(out_.alpha);
+#pragma unroll 1
+    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
+      const Strip strip = strip_at(first, i);
+      const int rows = rows_left(strip), cols = cols_left(strip);
+      if (rows <= 0 || cols <= 0) continue;
+      float x[kValues];
+      for_strip(acc, i, [&](int e, float value) { x[e] = __int_as_float(alpha * __float_as_int(value)); });
+      if (out_.path != StorePath::kFp32)
+        elements.template write<false>(x, strip, rows, cols);
       else if (swapped())
         elements.template write_own<true, float>(x, strip, rows, cols);
       else
@@ -189,7 +213,7 @@ class EpilogueWarp {
       const Strip strip = strip_at(first, i);
       if (outside(strip)) continue;
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
+      for_results(acc, strip, i, [&](int e, float value) { x[e] = out_.alpha * value; });
       put_rows<kSwap>(x, strip, i % kAcross);
     }
   }
@@ -213,7 +237,7 @@ class EpilogueWarp {
       if (outside(strip)) continue;
       const auto bias = tile_bias.template of_strip<kSwap>(out_, i, lane_);
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
+      for_results(acc, strip, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
       if constexpr (E::kHasAddend) {
         if (adds) {
           buffer_ = i % kBuffers;
@@ -274,6 +298,28 @@ class EpilogueWarp {
       store_rows(x, strip, across);
   }
 
+  // What turns a sum of a strip, as for_strip() has it, into a number: its scales, where operands have 8
+  // bits.
+  __device__ __forceinline__ auto scales_of(const Strip& s, int strip) const {
+    if constexpr (kScales)
+      return [scales = scales_.of(out_, s, strip, lane_)](int e, float sum) {
+        return scales(e) * (E::kIntegers ? static_cast<float>(__float_as_int(sum)) : sum);
+      };
+    else
+      return [](int, float value) { return value; };
+  }
+  // As for_strip(), with numbers. These are made of a strip's sums once it is found, so that no other's are
+  // converted.
+  template <typename F>
+  __device__ __forceinline__ void for_results(const Accumulators<E>& acc, const Strip& s, int strip,
+                                              F&& f) const {
+    const auto scales = scales_of(s, strip);
+    float sums[kValues];
+    for_strip(acc, strip, [&](int e, float sum) { sums[e] = sum; });
+#pragma unroll
+    for (int e = 0; e < kValues; ++e) f(e, scales(e, sums[e]));
+  }
+
   // Calls f with each accumulator of a strip, whose number counts along the tile's whole width.
   template <typename F>
   static __device__ __forceinline__ void for_strip(const Accumulators<E>& acc, int strip, F&& f) {
@@ -282,7 +328,8 @@ class EpilogueWarp {
     for (int i = 0; i < E::kBlocksM * kTileAcross; ++i) {
       if (i != strip) continue;
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) f(e, acc.value[i / kTileAcross][first_value<E>(i % kTileAcross) + e]);
+      for (int e = 0; e < kValues; ++e)
+        f(e, as_fp32(acc.value[i / kTileAcross][first_value<E>(i % kTileAcross) + e]));
     }
   }
 
@@ -382,6 +429,8 @@ class EpilogueWarp {
   int lane_;
   int buffer_ = 0;
   TileBias<E> bias_;
+  using Scales = std::conditional_t<E::kTurned, StripScales<E>, TileScales<E>>;
+  std::conditional_t<kScales, Scales, NoScales> scales_;
   std::conditional_t<E::kHasAddend, Addend<E>, NoAddend> addend_;
 };
 

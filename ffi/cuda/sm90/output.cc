@@ -41,6 +41,12 @@ Output output_of(const Plan& plan, const GemmProblem& p, const GemmBuffers& buff
   out.rows = p.m;
   out.cols = p.n;
   out.swap = plan.config.swap;
+  const auto lines = [](Scale scale) { return scale == Scale::kLines; };
+  out.x_scale = out.swap ? buffers.b_scale : buffers.a_scale;
+  out.y_scale = out.swap ? buffers.a_scale : buffers.b_scale;
+  out.scaled = p.scaled();
+  out.x_lines = lines(out.swap ? p.b_scale : p.a_scale);
+  out.y_lines = lines(out.swap ? p.a_scale : p.b_scale);
   out.path = store_path(p, out.swap, partial,
                         {alignment_of(buffers.d), alignment_of(buffers.c), alignment_of(buffers.bias)});
   if (partial) {

@@ -49,6 +49,22 @@ constexpr auto kTypes = [] {
   return types;
 }();
 
+// Of 8 bits with scales, any pair of integers or of floats.
+constexpr auto kScaledTypes = [] {
+  std::array<TypeRule, 2 * 4 * 3> types{};
+  size_t i = 0;
+  const auto add = [&](DType x, DType y) {
+    for (const DType a : {x, y}) {
+      for (const DType b : {x, y}) {
+        for (const DType d : {DType::kBF16, DType::kF16, DType::kF32}) types[i++] = {a, b, d};
+      }
+    }
+  };
+  add(DType::kS8, DType::kU8);
+  add(DType::kE4M3, DType::kE5M2);
+  return types;
+}();
+
 constexpr KernelEntry kRows[] = {
     {.name = "sm90",
      .family = "sm90",
@@ -58,6 +74,7 @@ constexpr KernelEntry kRows[] = {
      .max_arch = 90,
      .types = kTypes,
      .options = kRowOptions.list,
+     .scaled_types = kScaledTypes,
      .gated = true,
      .grouped = true,
      .many = true,

@@ -125,6 +125,7 @@ std::string unsupported_sm90(const GemmProblem& p) {
   }
   if (of_bytes(p)) {
     if (p.grouped() || p.gated) return "kernel 'sm90' multiplies operands of 8 bits in single products";
+    if (p.scaled() && p.has_c) return "kernel 'sm90' adds no C to a scaled product";
     if (p.d == DType::kS32 && (p.has_c || p.has_bias || p.activation != Activation::kNone))
       return "kernel 'sm90' scales products of integers, and adds nothing to them";
   }

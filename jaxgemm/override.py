@@ -31,6 +31,7 @@ from jaxgemm.products.gated import gated_p
 from jaxgemm.products.kind import KINDS
 from jaxgemm.products.xla_product import narrow_integers
 from jaxgemm.rewriting import nnx_state
+from jaxgemm.rewriting.dequantised import Narrow, narrow_products
 from jaxgemm.rewriting.fusion import Values
 from jaxgemm.rewriting.ragged import as_grouped, equations_of, with_whole_sums
 
@@ -190,11 +191,15 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
     taken: set[int] = set()
     if routing.kernel == "xla":
         return fused, taken
+    for i, product in narrow_products(jaxpr):
+        if wanted := _narrow_params(product, routing):
+            fused[i] = product.replaced(wanted, _route_eqn(product.eqn, routing))
+            taken.add(i)
     values = Values(jaxpr)
     # A kernel by name may have no gated form, or not on several devices.
     for pair in values.pairs() if routing.kernel == "auto" else ():
         eqn, last = jaxpr.eqns[pair.eqns[0]], jaxpr.eqns[pair.eqns[-1]]
-        if not refusal(eqn, routing):
+        if not taken & {*pair.eqns} and not refusal(eqn, routing):
             wanted = _gemm_params(eqn, routing)
             params = {name: wanted[name] for name in _OF_A_PAIR}
             params["activation"] = pair.activation
@@ -210,6 +215,20 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
         fused[found.eqns[-1]] = eqn.replace(primitive=gemm_p, invars=invars, outvars=last.outvars, params=params)
         taken |= {*found.eqns}
     return fused, taken - fused.keys()
+
+
+def _narrow_params(product: Narrow, routing: Routing) -> dict[str, Any]:
+    """The parameters of a product that is to be multiplied in 8 bits; empty if it is not."""
+    params = _gemm_params(product.dot, routing)
+    if not product.satisfies(params["precision"]) or not _names_are_bound(product.dot.invars[0].aval):
+        return {}
+    if routing.kernel != "auto":
+        try:
+            sums = dict(params, preferred_element_type=product.sums)
+            decide(find_kernel(routing.kernel).platform, product.types, sums)
+        except UnsupportedError:
+            return {}
+    return params
 
 
 #: The parameters of a product that those of a gated pair have too.

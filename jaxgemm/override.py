@@ -220,7 +220,8 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
 def _narrow_params(product: Narrow, routing: Routing) -> dict[str, Any]:
     """The parameters of a product that is to be multiplied in 8 bits; empty if it is not."""
     params = _gemm_params(product.dot, routing)
-    if not product.satisfies(params["precision"]) or not _names_are_bound(product.dot.invars[0].aval):
+    # An algorithm names the types that are multiplied.
+    if prec.is_algorithm(params["precision"]) or not _names_are_bound(product.dot.invars[0].aval):
         return {}
     if routing.kernel != "auto":
         try:

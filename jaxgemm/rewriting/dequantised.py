@@ -28,127 +28,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params, primitives
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from jaxgemm import dtypes
-from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products.dense import bind
 from jaxgemm.products.scales import most_terms, scaled
+from jaxgemm.rewriting.origins import BODY, Scope, Value
 from jaxgemm.rewriting.ragged import as_call
 
 #: Types in which scales multiply values, and of products that follow.
 _FLOATS = {np.dtype(jnp.dtype(name)) for name in ("bfloat16", "float16", "float32")}
 #: Those and others that values of 8 bits may be converted to on the way.
 _WIDE = _FLOATS | {np.dtype(np.int16), np.dtype(np.int32)}
-#: Calls whose bodies are looked into, and the parameter that has the body.
-_BODY = {
-    primitives.jit_p.name: "jaxpr",
-    primitives.custom_jvp_call_p.name: "call_jaxpr",
-    primitives.custom_vjp_call_p.name: "call_jaxpr",
-}
 #: What may be between a scale and its multiplication, element by element: the result varies where an operand does.
 _ELEMENTWISE = frozenset(
-    "add sub mul div neg max min integer_pow sqrt rsqrt exp exp2 select_n convert_element_type stop_gradient copy".split()
+    {
+        *("add", "sub", "mul", "div", "neg", "max", "min", "integer_pow", "sqrt", "rsqrt", "exp", "exp2", "select_n"),
+        *("convert_element_type", "stop_gradient", "copy"),
+    }
 )
 _COPIES = frozenset({"copy", "stop_gradient"})
 #: How many operations a dequantisation has, at most.
 _LONGEST = 12
-
-
-@dataclass(frozen=True, eq=False)
-class _Scope:
-    """A jaxpr; if it is the body of a call, also the call and the scope around it."""
-
-    jaxpr: Jaxpr
-    makers: dict[Any, Any]
-    consts: Sequence[Any] = ()
-    call: Any = None
-    outer: _Scope | None = None
-
-    @staticmethod
-    def of(jaxpr: Jaxpr, **around: Any) -> _Scope:
-        return _Scope(jaxpr, {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}, **around)
-
-    def body(self, call: Any) -> _Scope:
-        """The scope of what a call of this one runs."""
-        closed = call.params[_BODY[call.primitive.name]]
-        return _Scope.of(closed.jaxpr, consts=closed.consts, call=call, outer=self)
-
-
-@dataclass(frozen=True, eq=False)
-class _Value:
-    """A variable, or a number, of a scope."""
-
-    scope: _Scope
-    var: Any
-
-    def outward(self) -> _Value:
-        """The same value as it is given to the calls that it is a parameter of."""
-        scope, var = self.scope, self.var
-        while scope.outer is not None and not isinstance(var, Literal) and var in scope.jaxpr.invars:
-            scope, var = scope.outer, scope.call.invars[scope.jaxpr.invars.index(var)]
-        return _Value(scope, var)
-
-    def origin(self) -> tuple[_Value, Any]:
-        """The same value where it is made, and the equation that makes it; None: it is given."""
-        value = self.outward()
-        while not isinstance(value.var, Literal) and (eqn := value.scope.makers.get(value.var)) is not None:
-            if eqn.primitive.name not in _BODY:
-                return value, eqn
-            body = value.scope.body(eqn)
-            value = _Value(body, body.jaxpr.outvars[eqn.outvars.index(value.var)]).outward()
-        return value, None
-
-    def operands(self) -> list[_Value]:
-        """Of a value that a call's body makes: what the call is given."""
-        assert self.scope.outer is not None
-        return [_Value(self.scope.outer, v).outward() for v in self.scope.call.invars]
-
-    def program(self) -> ClosedJaxpr:
-        """What computes a value of a call's body from the call's operands."""
-        wanted, kept = {self.var}, []
-        for eqn in reversed(self.scope.jaxpr.eqns):
-            if wanted & {*eqn.outvars}:
-                kept.append(eqn)
-                wanted |= {v for v in eqn.invars if not isinstance(v, Literal)}
-        debug_info = self.scope.jaxpr.debug_info.with_unknown_names()
-        jaxpr = self.scope.jaxpr.replace(eqns=kept[::-1], outvars=[self.var], debug_info=debug_info)
-        return ClosedJaxpr(jaxpr, self.scope.consts)
-
-    def sources(self) -> set[Any]:
-        """The variables of the outermost scope that it is computed from."""
-        if isinstance(self.var, Literal):
-            return set()
-        return {self.var} if self.scope.outer is None else {v for x in self.operands() for v in x.sources()}
-
-    def read(self, known: dict[Any, jax.Array]) -> jax.Array:
-        """The value, from those of :meth:`sources`. What a call computed is there once more, which XLA sees."""
-        if isinstance(self.var, Literal):
-            return jnp.asarray(self.var.val, self.var.aval.dtype)
-        if self.scope.outer is None:
-            return known[self.var]
-        (value,) = jaxpr_as_fun(self.program())(*(x.read(known) for x in self.operands()))
-        return value
-
-    def is_cheap(self) -> bool:
-        """Whether nothing of weight is computed to :meth:`read` it."""
-        if isinstance(self.var, Literal) or self.scope.outer is None:
-            return True
-        return _is_cheap(self.program().jaxpr) and all(x.is_cheap() for x in self.operands())
-
-
-def _is_cheap(jaxpr: Jaxpr) -> bool:
-    """Whether a program has no effects, and no products or loops."""
-    for eqn in jaxpr.eqns:
-        bodies = [*jaxprs_in_params(eqn.params)]
-        if eqn.effects or eqn.primitive is lax.dot_general_p or (bodies and eqn.primitive.name not in _BODY):
-            return False
-        if not all(map(_is_cheap, bodies)):
-            return False
-    return True
 
 
 # --- Operands -------------------------------------------------------------------------------------------------
@@ -161,7 +65,7 @@ _Axes = tuple[int | None, ...]
 class _Scale:
     """What multiplies or divides an array: along which of its axes it may vary."""
 
-    value: _Value
+    value: Value
     divides: bool
     varying: frozenset[int]
 
@@ -176,20 +80,16 @@ class _Operand:
         varying: the axes along which some scale may vary in the end.
     """
 
-    values: _Value
+    values: Value
     steps: tuple[_Scale | _Axes, ...] = ()
     varying: frozenset[int] = frozenset()
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.values.var.aval.dtype)
 
     @property
     def scales(self) -> list[_Scale]:
         return [step for step in self.steps if isinstance(step, _Scale)]
 
     @property
-    def read_from(self) -> list[_Value]:
+    def read_from(self) -> list[Value]:
         """The values of 8 bits, and those of scales."""
         return [self.values, *(scale.value for scale in self.scales)]
 
@@ -219,24 +119,21 @@ def _moved(x: jax.Array, axes: _Axes) -> jax.Array:
     return lax.expand_dims(x, [i for i, axis in enumerate(axes) if axis is None])
 
 
-def _operand(value: _Value, depth: int = 0) -> _Operand | None:
+def _operand(value: Value, depth: int = 0) -> _Operand | None:
     """The values of 8 bits that an array was, if it was such."""
     value, eqn = value.origin()
-    if eqn is None or depth == _LONGEST or value.var.aval.dtype not in _WIDE:
+    if eqn is None or depth == _LONGEST or value.dtype not in _WIDE:
         return None
-    inputs = [_Value(value.scope, v).outward() for v in eqn.invars]
+    inputs = [Value(value.scope, v).outward() for v in eqn.invars]
     if eqn.primitive is lax.convert_element_type_p:
-        truncates = jnp.issubdtype(value.var.aval.dtype, jnp.integer) > jnp.issubdtype(
-            inputs[0].var.aval.dtype, jnp.integer
-        )
-        if truncates:
-            return None
+        if _is_integer(value) and not _is_integer(inputs[0]):
+            return None  # fractions are cut off
         return _Operand(inputs[0]) if _is_narrow(inputs[0]) else _operand(inputs[0], depth + 1)
     if eqn.primitive in (lax.mul_p, lax.div_p):
         divides = eqn.primitive is lax.div_p
         for this, scale in [inputs] if divides else [inputs, inputs[::-1]]:
-            if this.var.aval.shape == value.var.aval.shape and (found := _operand(this, depth + 1)):
-                return _scaled(found, _Scale(scale, divides, _varying(scale)), value.var.aval)
+            if this.shape == value.shape and (found := _operand(this, depth + 1)):
+                return _scaled(found, _Scale(scale, divides, _varying(scale)), value)
         return None
     axes = _axes(eqn)
     if axes is None or (found := _operand(inputs[0], depth + 1)) is None:
@@ -244,26 +141,29 @@ def _operand(value: _Value, depth: int = 0) -> _Operand | None:
     return replace(found, steps=(*found.steps, axes), varying=_carried(found.varying, axes))
 
 
-def _scaled(operand: _Operand, scale: _Scale, out: Any) -> _Operand | None:
+def _scaled(operand: _Operand, scale: _Scale, out: Value) -> _Operand | None:
     # Integers would have to wrap as they do.
-    if out.dtype not in _FLOATS or scale.value.var.aval.ndim not in (0, out.ndim):
+    if out.dtype not in _FLOATS or len(scale.value.shape) not in (0, len(out.shape)):
         return None
     return replace(operand, steps=(*operand.steps, scale), varying=operand.varying | scale.varying)
 
 
-def _is_narrow(value: _Value) -> bool:
-    known = dtypes.ELEMENT_TYPES.get(np.dtype(value.var.aval.dtype).name)
+def _is_integer(value: Value) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.integer))
+
+
+def _is_narrow(value: Value) -> bool:
+    known = dtypes.ELEMENT_TYPES.get(value.dtype.name)
     return known is not None and known.tensor == "8-bit"
 
 
-def _varying(value: _Value, depth: int = 0) -> frozenset[int]:
+def _varying(value: Value, depth: int = 0) -> frozenset[int]:
     """The axes along which elements of an array may differ."""
-    shape = value.var.aval.shape
-    long = frozenset(i for i, n in enumerate(shape) if n != 1)
+    long = frozenset(i for i, n in enumerate(value.shape) if n != 1)
     value, eqn = value.origin()
     if eqn is None or depth == _LONGEST:
         return long
-    inputs = [_Value(value.scope, v) for v in eqn.invars]
+    inputs = [Value(value.scope, v) for v in eqn.invars]
     if (axes := _axes(eqn)) is not None:
         return _carried(_varying(inputs[0], depth + 1), axes)
     if eqn.primitive is lax.broadcast_in_dim_p:
@@ -319,19 +219,16 @@ class Narrow:
     def types(self) -> list[jax.ShapeDtypeStruct]:
         """Those that are multiplied, with the shapes that the product's operands have."""
         return [
-            jax.ShapeDtypeStruct(v.aval.shape, x.dtype) for v, x in zip(self.dot.invars, self.operands, strict=True)
+            jax.ShapeDtypeStruct(v.aval.shape, x.values.dtype)
+            for v, x in zip(self.dot.invars, self.operands, strict=True)
         ]
 
     @property
     def sums(self) -> np.dtype:
         """The type that they are summed in: where nothing but a rounding follows, that of the result."""
-        kept, out = dtypes.accumulator(self.operands[0].dtype), np.dtype(self.dot.outvars[0].aval.dtype)
+        kept, out = dtypes.accumulator(self.operands[0].values.dtype), np.dtype(self.dot.outvars[0].aval.dtype)
         scales = any(x.scales for x in self.operands)
         return kept if scales or jnp.issubdtype(kept, jnp.integer) else out
-
-    def satisfies(self, precision: prec.Precision) -> bool:
-        """Whether the product in 8 bits is what a precision asks for: an algorithm names the types to multiply in."""
-        return not prec.is_algorithm(precision)
 
     def replaced(self, params: dict[str, Any], instead: Any) -> Any:
         """The equation as a call that multiplies in 8 bits.
@@ -399,14 +296,14 @@ def _with_derivative(
 
 def narrow_products(jaxpr: Jaxpr) -> Iterator[tuple[int, Narrow]]:
     """The products of a jaxpr that can be multiplied in 8 bits, with the places of their equations."""
-    scope: _Scope | None = None
+    scope: Scope | None = None
     for i, eqn in enumerate(jaxpr.eqns):
         dot = _only_dot(eqn)
         if dot is None or not _may_be_narrow(dot):
             continue
-        scope = scope or _Scope.of(jaxpr)
+        scope = scope or Scope.of(jaxpr)
         around = scope if dot is eqn else scope.body(eqn)
-        found = [_operand(_Value(around, v)) for v in dot.invars]
+        found = [_operand(Value(around, v)) for v in dot.invars]
         if found[0] is not None and found[1] is not None and _is_narrow_product(dot, (found[0], found[1])):
             yield i, Narrow(eqn, dot, (found[0], found[1]))
 
@@ -415,9 +312,9 @@ def _only_dot(eqn: Any) -> Any:
     """The ``dot_general`` that an equation is, or that a function which it calls consists of; else None."""
     if eqn.primitive is lax.dot_general_p:
         return eqn
-    if eqn.primitive.name not in _BODY:
+    if eqn.primitive.name not in BODY:
         return None
-    body = eqn.params[_BODY[eqn.primitive.name]].jaxpr
+    body = eqn.params[BODY[eqn.primitive.name]].jaxpr
     if len(body.eqns) != 1 or body.eqns[0].primitive is not lax.dot_general_p:
         return None
     return body.eqns[0] if [*body.outvars] == [*body.eqns[0].outvars] else None
@@ -437,8 +334,8 @@ def _may_be_narrow(dot: Any) -> bool:
 
 def _is_narrow_product(dot: Any, operands: tuple[_Operand, _Operand]) -> bool:
     contract = dot.params["dimension_numbers"][0]
-    types = [x.dtype for x in operands]
-    integers = [bool(jnp.issubdtype(t, jnp.integer)) for t in types]
+    types = [x.values.dtype for x in operands]
+    integers = [_is_integer(x.values) for x in operands]
     if integers[0] != integers[1] or any(x.varying & {*axes} for x, axes in zip(operands, contract, strict=True)):
         return False
     if not all(value.is_cheap() for operand in operands for value in operand.read_from):

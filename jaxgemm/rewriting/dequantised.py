@@ -38,6 +38,7 @@ from jaxgemm.products.dense import bind
 from jaxgemm.products.scales import most_terms, scaled
 from jaxgemm.rewriting.origins import BODY, Scope, Value
 from jaxgemm.rewriting.ragged import as_call
+from jaxgemm.sharding.partition import vary_alike
 
 #: Types in which scales multiply values, and of products that follow.
 _FLOATS = {np.dtype(jnp.dtype(name)) for name in ("bfloat16", "float16", "float32")}
@@ -47,10 +48,10 @@ _WIDE = _FLOATS | {np.dtype(np.int16), np.dtype(np.int32)}
 _ELEMENTWISE = frozenset(
     {
         *("add", "sub", "mul", "div", "neg", "max", "min", "integer_pow", "sqrt", "rsqrt", "exp", "exp2", "select_n"),
-        *("convert_element_type", "stop_gradient", "copy"),
+        *("convert_element_type", "stop_gradient", "copy", "pvary"),
     }
 )
-_COPIES = frozenset({"copy", "stop_gradient"})
+_COPIES = frozenset({"copy", "stop_gradient", "pvary"})
 #: How many operations a dequantisation has, at most.
 _LONGEST = 12
 
@@ -206,11 +207,13 @@ class Narrow:
     """A product whose operands were values of 8 bits.
 
     Attributes:
+        jaxpr: what it is in.
         eqn: the equation that has the product: a ``dot_general``, or a call of a function that is one.
         dot: the ``dot_general``.
         operands: of that, in order.
     """
 
+    jaxpr: Jaxpr
     eqn: Any
     dot: Any
     operands: tuple[_Operand, _Operand]
@@ -240,13 +243,15 @@ class Narrow:
         given = [v for v in instead.invars if not isinstance(v, Literal)]
         given = [*dict.fromkeys(given)]
         sources = [*set().union(*(x.sources() for operand in self.operands for x in operand.read_from))]
-        program = Jaxpr((), given, instead.outvars, [instead], instead.effects)
-        function = _with_derivative(
-            lambda *arrays: self._multiplied(dict(zip(sources, arrays, strict=True)), params),
-            lambda *arrays: jaxpr_as_fun(ClosedJaxpr(program, ()))(*arrays)[0],
-            len(given),
-        )
-        return as_call(self.eqn.replace(invars=[*given, *sources]), function)
+        program = self.jaxpr.replace(constvars=[], invars=given, outvars=instead.outvars, eqns=[instead])
+        product = _with_derivative(lambda *arrays: jaxpr_as_fun(ClosedJaxpr(program, ()))(*arrays)[0])
+
+        def narrow(*arrays: jax.Array) -> jax.Array:
+            values = map(lax.stop_gradient, arrays[len(given) :])
+            found = self._multiplied(dict(zip(sources, values, strict=True)), params)
+            return product(*vary_alike(*arrays[: len(given)], found))
+
+        return as_call(self.eqn.replace(invars=[*given, *sources]), narrow)
 
     def _multiplied(self, known: dict[Any, jax.Array], params: dict[str, Any]) -> jax.Array:
         dims: DimensionNumbers = params["dimension_numbers"]
@@ -269,29 +274,30 @@ def _of_result(scale: jax.Array, side: int, dims: DimensionNumbers, operands: Se
     return lax.expand_dims(scale, range(first, first + others))
 
 
-def _with_derivative(
-    function: Callable[..., jax.Array], differentiated: Callable[..., jax.Array], count: int
-) -> Callable[..., jax.Array]:
-    """A function of ``count`` arrays and others, with the derivative of another of the first ``count``."""
+def _with_derivative(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The last of some arrays, as what the function gives of the others: with the function's derivative.
+
+    It is computed outside, where a policy of ``jax.checkpoint`` sees the product that it is.
+    """
 
     @jax.custom_jvp
-    def multiplied(*arrays: jax.Array) -> jax.Array:
-        return function(*arrays[count:])
+    def product(*arrays: jax.Array) -> jax.Array:
+        return arrays[-1]
 
     def rule(primals: Sequence[jax.Array], tangents: Sequence[Any]) -> tuple[jax.Array, Any]:
-        out = multiplied(*primals)
-        moving = [i for i in range(count) if not isinstance(tangents[i], SymbolicZero)]
+        out = product(*primals)
+        moving = [i for i, tangent in enumerate(tangents[:-1]) if not isinstance(tangent, SymbolicZero)]
         if not moving:
             return out, jnp.zeros_like(out)
 
         def moved(*some: jax.Array) -> jax.Array:
-            arrays = dict(enumerate(primals[:count])) | dict(zip(moving, some, strict=True))
-            return differentiated(*(arrays[i] for i in range(count)))
+            arrays = dict(enumerate(primals[:-1])) | dict(zip(moving, some, strict=True))
+            return function(*arrays.values())
 
         return out, jax.jvp(moved, [primals[i] for i in moving], [tangents[i] for i in moving])[1]
 
-    multiplied.defjvp(rule, symbolic_zeros=True)
-    return multiplied
+    product.defjvp(rule, symbolic_zeros=True)
+    return product
 
 
 def narrow_products(jaxpr: Jaxpr) -> Iterator[tuple[int, Narrow]]:
@@ -305,7 +311,7 @@ def narrow_products(jaxpr: Jaxpr) -> Iterator[tuple[int, Narrow]]:
         around = scope if dot is eqn else scope.body(eqn)
         found = [_operand(Value(around, v)) for v in dot.invars]
         if found[0] is not None and found[1] is not None and _is_narrow_product(dot, (found[0], found[1])):
-            yield i, Narrow(eqn, dot, (found[0], found[1]))
+            yield i, Narrow(jaxpr, eqn, dot, (found[0], found[1]))
 
 
 def _only_dot(eqn: Any) -> Any:

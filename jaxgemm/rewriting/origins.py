@@ -96,8 +96,7 @@ class Value:
             if wanted & {*eqn.outvars}:
                 kept.append(eqn)
                 wanted |= {v for v in eqn.invars if not isinstance(v, Literal)}
-        body = self.scope.jaxpr
-        return ClosedJaxpr(Jaxpr(body.constvars, body.invars, [self.var], kept[::-1]), self.scope.consts)
+        return ClosedJaxpr(self.scope.jaxpr.replace(eqns=kept[::-1], outvars=[self.var]), self.scope.consts)
 
     def sources(self) -> set[Any]:
         """The variables of the outermost scope that it is computed from."""

@@ -4,7 +4,8 @@ The function is traced to a jaxpr, in which the primitive of each eligible produ
 jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
 so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. But a bias
 and an activation become the product's epilogue, and the products of a gated layer one pair
-(jaxgemm/rewriting/fusion.py), and a ``ragged_dot`` a product of groups (jaxgemm/rewriting/ragged.py).
+(jaxgemm/rewriting/fusion.py), and a ``ragged_dot`` a product of groups (jaxgemm/rewriting/ragged.py), and a product of
+dequantised values one of 8 bits (jaxgemm/rewriting/dequantised.py).
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     A bias along the last axis and an activation that :func:`jaxgemm.gemm` knows, right after a product, become part of
     it, if nothing else reads what stands between. Unless a kernel is named, the two products of a gated layer become
     one :func:`jaxgemm.gated_gemm`, under the same condition.
+
+    Values of 8 bits that are dequantised right before a product are multiplied in 8 bits, and their scales multiply the
+    result (jaxgemm/rewriting/dequantised.py says when). A result may differ by roundings that the program makes and the
+    product in 8 bits does not; a product that asks for an algorithm by name stays as it is.
 
     ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps what is in
     one group from the results of others; what follows them stays in jnp. They stay as they are where ``kernel`` is

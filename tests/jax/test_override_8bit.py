@@ -153,6 +153,34 @@ def test_derivatives_are_those_of_the_program(name, rng):
     same(jax.jit(override(jax.grad(function, (2, 3))))(*args), want, rounding)
 
 
+def test_in_batches_and_over_several_axes(rng):
+    a, b = values(rng, (2, 3, 4, 5), "float8_e4m3fn"), values(rng, (5, 3, 6, 4), "float8_e5m2")
+    a_scale, b_scale = scale(rng, (2, 3, 1, 1)), scale(rng, (3, 6, 1))
+
+    def function(a, b, a_scale, b_scale):
+        return jnp.einsum("bhdk,khnd->hbn", a.astype(F32) * a_scale, b.astype(F32) * b_scale)
+
+    args = a, b, a_scale, b_scale
+    assert types(override(function), *args) in ([FLOATS], [FLOATS[::-1]])
+    want = np.einsum("bhdk,khnd->hbn", exact(a) * exact(a_scale), exact(b) * exact(b_scale))
+    assert error(override(function)(*args), want) <= 2.0**-20
+    same(
+        jax.grad(override(lambda *x: function(*x).sum()), (2, 3))(*args),
+        jax.grad(lambda *x: function(*x).sum(), (2, 3))(*args),
+    )
+
+
+def test_second_derivatives(rng):
+    a, b, s, t = values(rng, (M, K)), values(rng, (K, N)), scale(rng, (M, 1)), scale(rng, (N,))
+
+    def function(s, t):
+        return jnp.sin(0.01 * (a.astype(F32) * s) @ (b.astype(F32) * t)).sum()
+
+    same(jax.hessian(override(function))(s, t), jax.hessian(function)(s, t), 1e-4)
+    same(jax.hessian(override(function), 1)(s, t), jax.hessian(function, 1)(s, t), 1e-4)
+    same(jax.jvp(override(function), (s, t), (s, t)), jax.jvp(function, (s, t), (s, t)), 1e-4)
+
+
 def test_derivatives_of_fake_quantisation(rng):
     """A straight-through estimator keeps its rule, and a derivative that is quantised is a product of 8 bits."""
 

@@ -7,8 +7,8 @@ scales can as well multiply the result, and what is multiplied are the values.
 That is not bit for bit what the program says, but as near to what it means: values of 8 bits are exact in every wider
 type, so only roundings differ, of value times scale to 16 bits (which does not happen any more) and of sums. Either is
 far smaller than that to the 8 bits before. Scales multiply in float32, one after the other, which must hold a sum times
-one. A precision of "high" or "highest" is one of how values are multiplied, which is exact, and of how sums are kept; an
-algorithm names the types to multiply in, so a product that asks for one stays.
+one. A precision of "high" or "highest" is one of how values are multiplied, which is exact, and of how sums are kept.
+An algorithm names the types to multiply in, so a product that asks for one stays.
 
 What is looked through, between values and product: conversions, multiplications and divisions by a scale, axes that
 are transposed, or of extent 1; and calls (jit, custom_jvp, custom_vjp), as flax has a dequantisation in one and the

@@ -11,8 +11,8 @@ one. A precision of "high" or "highest" is one of how values are multiplied, whi
 An algorithm names the types to multiply in, so a product that asks for one stays.
 
 What is looked through, between values and product: conversions, multiplications and divisions by a scale, axes that
-are transposed, or of extent 1; and calls (jit, custom_jvp, custom_vjp), as flax has a dequantisation in one and the
-product in another. Anything else, as a zero point, leaves a product as it is.
+are transposed, or of extent 1; and calls (jit, custom_jvp, custom_vjp), as flax has a dequantisation in one, and the
+product, alone, in another. Anything else, as a zero point, leaves a product as it is.
 
 Derivatives are those of the program as it stands, by its own rules: of the dequantised operands, which are computed
 if a derivative needs them. Products that the derivatives have are found likewise if ``override`` is around ``grad``.
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, primitives
 
 from jaxgemm import dtypes
 from jaxgemm._jax_private import explicit_axes
@@ -179,17 +179,16 @@ def _varying(value: Value, depth: int = 0) -> frozenset[int]:
 
 def _axes(eqn: Any) -> _Axes | None:
     """Which axes of its operand those of an equation's result are, if it does nothing else; None: it does."""
-    if len(eqn.invars) != 1 or eqn.invars[0].aval.dtype != eqn.outvars[0].aval.dtype:
-        return None
-    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     if eqn.primitive is lax.transpose_p:
         return tuple(eqn.params["permutation"])
     if eqn.primitive.name in _COPIES:
-        return tuple(range(len(after)))
-    # The others may add and drop axes of extent 1.
+        return tuple(range(len(eqn.outvars[0].aval.shape)))
+    # Others may add and drop axes of extent 1.
     transposes = eqn.primitive is lax.reshape_p and eqn.params["dimensions"] is not None
-    if transposes or eqn.primitive not in (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p):
+    symbolic = len(eqn.invars) != 1  # has the shape among its operands
+    if transposes or symbolic or eqn.primitive not in (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p):
         return None
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     long = [i for i, n in enumerate(before) if n != 1]
     if [before[i] for i in long] != [n for n in after if n != 1]:
         return None
@@ -210,7 +209,7 @@ class Narrow:
 
     Attributes:
         jaxpr: what it is in.
-        eqn: the equation that has the product: a ``dot_general``, or a call of a function that is one.
+        eqn: the equation that has the product: a ``dot_general``, or a call of a function that is one, with a rule.
         dot: the ``dot_general``.
         operands: of that, in order.
     """
@@ -242,9 +241,9 @@ class Narrow:
             params: of the primitive, for the product as it was.
             instead: an equation of the same operands and results as ``eqn``, for derivatives.
         """
-        given = [v for v in instead.invars if not isinstance(v, Literal)]
-        given = [*dict.fromkeys(given)]
-        sources = [*set().union(*(x.sources() for operand in self.operands for x in operand.read_from))]
+        given = [*dict.fromkeys(v for v in instead.invars if not isinstance(v, Literal))]
+        read = [value for operand in self.operands for value in operand.read_from]
+        sources = [*dict.fromkeys(v for value in read for v in value.sources())]
         program = self.jaxpr.replace(constvars=[], invars=given, outvars=instead.outvars, eqns=[instead])
         product = _with_derivative(lambda *arrays: jaxpr_as_fun(ClosedJaxpr(program, ()))(*arrays)[0])
 
@@ -317,10 +316,10 @@ def narrow_products(jaxpr: Jaxpr) -> Iterator[tuple[int, Narrow]]:
 
 
 def _only_dot(eqn: Any) -> Any:
-    """The ``dot_general`` that an equation is, or that a function which it calls consists of; else None."""
+    """The ``dot_general`` that an equation is, or that a function with a rule of its own consists of; else None."""
     if eqn.primitive is lax.dot_general_p:
         return eqn
-    if eqn.primitive.name not in BODY:
+    if eqn.primitive not in (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p):
         return None
     body = eqn.params[BODY[eqn.primitive.name]].jaxpr
     if len(body.eqns) != 1 or body.eqns[0].primitive is not lax.dot_general_p:

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params, primitives
 
 from jaxgemm.products.kind import KINDS
@@ -56,10 +55,9 @@ class Value:
     var: Any
 
     @property
-    def dtype(self) -> np.dtype:
-        """Its element type."""
-        dtype: np.dtype = np.dtype(self.var.aval.dtype)
-        return dtype
+    def dtype(self) -> Any:
+        """Its element type, which may be one that NumPy does not know."""
+        return self.var.aval.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,11 +96,11 @@ class Value:
                 wanted |= {v for v in eqn.invars if not isinstance(v, Literal)}
         return ClosedJaxpr(self.scope.jaxpr.replace(eqns=kept[::-1], outvars=[self.var]), self.scope.consts)
 
-    def sources(self) -> set[Any]:
-        """The variables of the outermost scope that it is computed from."""
+    def sources(self) -> list[Any]:
+        """The variables of the outermost scope that it is computed from, some perhaps more than once."""
         if isinstance(self.var, Literal):
-            return set()
-        return {self.var} if self.scope.outer is None else {v for x in self.operands() for v in x.sources()}
+            return []
+        return [self.var] if self.scope.outer is None else [v for x in self.operands() for v in x.sources()]
 
     def read(self, known: dict[Any, jax.Array]) -> jax.Array:
         """The value, from those of :meth:`sources`. What a call computed is there once more, which XLA sees."""

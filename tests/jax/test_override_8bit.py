@@ -1,18 +1,20 @@
 """What override makes of products of dequantised values: products of 8 bits, whose result the scales multiply."""
 
+import gc
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.linen import fp8_ops
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from meshes import mesh, put
 
 import jaxgemm
-from jaxgemm.override import override
+from jaxgemm.override import _memo, override
 from jaxgemm.products.dense import gemm_p
 
 INTEGERS, FLOATS = ("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2")
@@ -79,6 +81,17 @@ def test_values_times_scales(pair, wide, rng):
     assert product.operands == f"{pair[0]}[{M},{K}] x {pair[1]}[{K},{N}]"
 
 
+@jax.custom_jvp
+def tripled(x, w):
+    return x @ w
+
+
+@tripled.defjvp
+def _tripled_jvp(primals, tangents):
+    (x, w), (dx, dw) = primals, tangents
+    return tripled(x, w), 3 * (dx @ w + x @ dw)  # so that a lost rule shows
+
+
 def _by_call(a, b, s, _t):
     dequantised = jax.jit(lambda x, s: (x.astype(s.dtype) * s, s))
     return dequantised(a, s)[0] @ b.astype(s.dtype)
@@ -109,7 +122,7 @@ WRITTEN = {
         a.astype("bfloat16"), b.astype("bfloat16"), preferred_element_type=F32
     ),
     "in a call": _by_call,
-    "the product in a call": lambda a, b, s, t: jax.jit(jnp.matmul)(a.astype(F32) * s, b.astype(F32) * t),
+    "the product in a call": lambda a, b, s, t: tripled(a.astype(F32) * s, b.astype(F32) * t),
     "in jit": jax.jit(lambda a, b, s, t: (a.astype(F32) * s) @ (b.astype(F32) * t)),
     "in checkpoint": jax.checkpoint(lambda a, b, s, t: (a.astype(F32) * s) @ (b.astype(F32) * t)),
     "in scan": lambda a, b, s, t: lax.scan(
@@ -212,6 +225,40 @@ def test_derivatives_of_fake_quantisation(rng):
         for ours_, theirs in zip(got, gradient(x, w), strict=True):
             assert ours_.dtype == theirs.dtype
             assert error(ours_, exact(theirs)) <= 2.0**-6
+
+
+def test_a_transposition_is_read_through(rng):
+    """No operand is copied in front of a kernel that takes it as it lies."""
+    a, b, s = values(rng, (512, 256)), values(rng, (128, 256)), scale(rng, (128, 1))
+
+    def function(a, b, s):
+        return a.astype("bfloat16") @ (b.astype("bfloat16") * s.astype("bfloat16")).T
+
+    (product,) = jaxgemm.explain(override(function, kernel="sm90"), a, b, s, platform="cuda").products
+    assert "layout NT" in str(product)
+    assert "copies     none" in str(product)
+
+
+def test_types_that_numpy_does_not_know(rng):
+    """As those in which flax may keep scales."""
+    a, b = values(rng, (M, K), "float8_e4m3fn"), values(rng, (K, N), "float8_e4m3fn")
+    meta = lax.convert_element_type(jnp.full((1,), 0.5, F32), fp8_ops.fm32)
+
+    def function(a, b, meta):
+        return (lax.convert_element_type(meta, F32) * a.astype(F32)) @ b.astype(F32)
+
+    assert types(override(function), a, b, meta) == [("float8_e4m3fn",) * 2]
+
+
+def test_memory_is_given_back(rng):
+    """What is kept of a jaxpr does not keep the jaxpr."""
+    a, b, s = values(rng, (M, K)), values(rng, (K, N)), scale(rng, (M, 1))
+    gc.collect()
+    before = len(_memo)
+    for i in range(30):
+        override(lambda a, b, s, i=i: (a.astype(F32) * s * i) @ b.astype(F32))(a, b, s)
+    gc.collect()
+    assert len(_memo) <= before + 8  # JAX's own caches hold a few
 
 
 def test_what_is_kept_of_a_checkpointed_layer(rng):

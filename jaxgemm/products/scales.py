@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -54,15 +55,19 @@ def _fits(scale: Sequence[int], shape: Sequence[int], runs: int) -> bool:
     return all(n in known for n, known in zip(scale, allowed, strict=True))
 
 
+def most_terms(operands: Sequence[np.dtype]) -> int:
+    """How many products of such integers int32 holds the sum of, whatever they are."""
+    return _MOST_SUM // prod(max(-int(jnp.iinfo(x).min), int(jnp.iinfo(x).max)) for x in operands)
+
+
 def _check_sums(operands: Sequence[np.dtype], k: int) -> None:
     """ValueError where int32 may wrap: a scaled sum is a number, and not one modulo 2^32."""
     if not all(jnp.issubdtype(x, jnp.integer) for x in operands):
         return
-    largest = int(np.prod([max(-int(jnp.iinfo(x).min), int(jnp.iinfo(x).max)) for x in operands]))
-    if largest * k > _MOST_SUM:
+    if k > (most := most_terms(operands)):
         raise ValueError(
             f"gemm: sums of {k} products of {operands[0]} and {operands[1]} may pass what int32 holds; scaled ones are "
-            f"of {_MOST_SUM // largest} at most"
+            f"of {most} at most"
         )
 
 

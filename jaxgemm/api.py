@@ -30,6 +30,7 @@ from jaxgemm.products.arguments import (
     weakly_typed,
 )
 from jaxgemm.products.dense import bind
+from jaxgemm.products.scaled import bind_scaled, is_matrix_product
 from jaxgemm.products.scales import scaled, scaled_result, scales_of
 
 
@@ -117,13 +118,20 @@ def gemm(
     bias = None if bias is None else as_bias("gemm", bias, shape[-1:], "one element a column", out)
     check_activation_of("gemm", activation, out)
 
-    multiply = partial(
-        bind, a, b, dims=dims, precision=precision, kernel=kernel, options=options, batch_invariant=batch_invariant
-    )
+    how = {"precision": precision, "kernel": kernel, "options": options, "batch_invariant": batch_invariant}
+    if (
+        scales
+        and c is None
+        and static_alpha is not None
+        and is_matrix_product(a, b, transposed := (transpose_a, transpose_b))
+    ):
+        epilogue = Epilogue(static_alpha, 0.0, bias is not None, activation)
+        return jnp.reshape(bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how), shape)
+    multiply = partial(bind, a, b, dims=dims, **how)
     if scales or static_alpha is None or static_beta is None:
         # Arrays scale outside of the kernel, where they can be traced and differentiated.
         product = _reshape(_transpose(multiply(extra=(), out=sums, epilogue=Epilogue()), order), shape)
-        product = scaled(product, scales, accumulator) * jnp.asarray(alpha).astype(accumulator)
+        product = scaled(product, scales.values(), accumulator) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
             c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
         product = apply(Epilogue(1.0, float(c is not None), bias is not None, activation), product, c, bias, out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import jax
@@ -21,8 +21,8 @@ _MOST_SUM = 2**31 - 1
 
 def scales_of(
     given: dict[str, ArrayLike | None], operands: Sequence[np.dtype], k: int, shape: Sequence[int]
-) -> list[jax.Array]:
-    """The scales that are given, checked, in float32 and of the rank of the result, whose shape that is.
+) -> dict[str, jax.Array]:
+    """The scales that are given, checked, in float32, and () or of the rank of the result, whose shape that is.
 
     Raises:
         TypeError: the operands' type takes none, or a scale is not of float32.
@@ -30,7 +30,7 @@ def scales_of(
     """
     named = {name: as_array(f"gemm: {name}", value) for name, value in given.items() if value is not None}
     if not named:
-        return []
+        return {}
     if not all(x.name in dtypes.ELEMENT_TYPES and dtypes.ELEMENT_TYPES[x.name].tensor == "8-bit" for x in operands):
         raise TypeError(f"gemm: {next(iter(named))} is for operands of 8 bits, got {operands[0]} and {operands[1]}")
     _check_sums(operands, k)
@@ -42,7 +42,8 @@ def scales_of(
                 f"gemm: {name} must have shape (), (..., 1, 1), one for each product, or {_MEANING[name]}, for a "
                 f"result of {tuple(shape)}; got {x.shape}"
             )
-    return [x if x.ndim == 0 else jnp.reshape(x, (1,) * (len(shape) - x.ndim) + x.shape) for x in named.values()]
+    rank = len(shape)
+    return {name: x if x.ndim == 0 else jnp.reshape(x, (1,) * (rank - x.ndim) + x.shape) for name, x in named.items()}
 
 
 def _fits(scale: Sequence[int], shape: Sequence[int], runs: int) -> bool:
@@ -79,7 +80,7 @@ def scaled_result(given: DTypeLike | None) -> np.dtype:
     return out
 
 
-def scaled(product: jax.Array, scales: Sequence[jax.Array], dtype: np.dtype) -> jax.Array:
+def scaled(product: jax.Array, scales: Iterable[jax.Array], dtype: np.dtype) -> jax.Array:
     """The product in this type, times its scales."""
     x = product.astype(dtype)
     for scale in scales:

@@ -159,3 +159,14 @@ def test_infinities_and_nan(rng):
     assert np.isnan(got[1]).all()
     assert not np.isfinite(got[3]).any()
     assert np.isfinite(got[[0, 2, 4, 5]]).all()
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 1), (3, 2, 5)])
+def test_rows_of_several_matrices_are_one_product(shape, rng):
+    """Scales of rows that all of a batch has, and of some of it."""
+    a, b = values(rng, (*shape, K), "float8_e4m3fn"), values(rng, (K, N), "float8_e4m3fn")
+    for rows in ((*shape[:-1], shape[-1], 1), (shape[-1], 1), (*(1,) * len(shape[:-1]), shape[-1], 1)):
+        a_scale, b_scale = scale(rng, rows), scale(rng, (1, N))
+        bias = jnp.asarray(rng.standard_normal(N), jnp.float32)
+        got = jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, activation="relu")
+        check(got, np.maximum(exact(a, b, a_scale, b_scale) + np.asarray(bias), 0), 2.0**-20)

@@ -17,10 +17,10 @@
 #include "bytes/tile_scales.cuh"
 #include "elements.cuh"
 #include "engine.cuh"
+#include "extents.cuh"
 #include "fill.cuh"
 #include "planes/scales.cuh"
 #include "staged.cuh"
-#include "unaligned/every_eighth.cuh"
 #include "unaligned/result_rows.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -32,7 +32,9 @@ struct NoAddend {
 };
 
 template <typename E>
-class EpilogueWarp {
+class EpilogueWarp : Extents<E> {
+  using Base = Extents<E>;
+  using Base::cols_left, Base::out_, Base::outside, Base::rows_left, Base::swapped;
   static constexpr int kCols = E::kStripColumns;
   static constexpr int kAcross = E::kStrips, kWholeAcross = E::kWholeStrips;  // strips side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
@@ -53,8 +55,8 @@ class EpilogueWarp {
  public:
   // Consumer `warp` of the block.
   __device__ EpilogueWarp(const typename E::Results& params, const SharedLayout<E>& shared, int warp)
-      : p_(params),
-        out_(params.out),
+      : Base(params.out),
+        p_(params),
         staging_(shared.staging + warp * E::kStagingBytes),
         lane_(static_cast<int>(threadIdx.x % 32)),
         addend_(params, staging_, shared.addend + 8 * kBuffers * warp) {}
@@ -84,7 +86,7 @@ class EpilogueWarp {
     // up: when a kernel starts its instructions are not cached.
     if constexpr (E::kStartsSoon) asm volatile("" : "+r"(lane_));
     if constexpr (E::kIntegers) {
-      if (!out_.scaled) return store_integers(acc, first);
+      if (!out_.scaled) return store_elements<true>(acc, first);
     }
     if constexpr (E::kPlanes)
       store_elements(acc, first);
@@ -121,10 +123,6 @@ class EpilogueWarp {
       store_finished<kSwap>(acc, first);
   }
 
-  // Whether the engine's rows are D's columns: known when the tile is compiled but for dense products.
-  __device__ __forceinline__ bool swapped() const {
-    return E::kIsDense ? out_.swap : E::kTokens == Axis::kColumns;
-  }
   __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
     return {first.row + i / kAcross * 64,
             first.col + strip_column<E>(i % kAcross),
@@ -133,15 +131,11 @@ class EpilogueWarp {
             first.end,
             first.group};
   }
-  __device__ __forceinline__ bool outside(const Strip& s) const {
-    return rows_left(s) <= 0 || cols_left(s) <= 0;
-  }
-
   // StorePath::kTma. It takes little code, which is repeated for every strip, so that no registers are moved.
   template <bool kTransposed>
   __device__ __forceinline__ void store_tma(const Accumulators<E>& acc, const Strip& first) {
-    const int rows = rows_of<kTransposed>(first) - static_cast<int>(first.row);
-    const int cols = static_cast<int>(cols_of<kTransposed>(first) - first.col);
+    const int rows = Base::template rows_of<kTransposed>(first) - static_cast<int>(first.row);
+    const int cols = static_cast<int>(Base::template cols_of<kTransposed>(first) - first.col);
     uint32_t staged = staging_ + staged_matrix<kTransposed, kCols, E::kTurned>(0, lane_);
     asm volatile("" : "+r"(staged));  // computed here, not for every strip
 #pragma unroll
@@ -165,7 +159,9 @@ class EpilogueWarp {
       copy<kTransposed>(staging_ + buffer, strip_at(first, i));
     }
   }
-  // StorePath::kFp32 and kElements.
+  // StorePath::kFp32 and kElements. kBits: integers, times alpha; they pass through as their bits, as alpha
+  // does.
+  template <bool kBits = false>
   __device__ __forceinline__ void store_elements(const Accumulators<E>& acc, const Strip& first) {
     const Elements<E> elements(out_, staging_, lane_);
 #pragma unroll 1
@@ -174,30 +170,15 @@ class EpilogueWarp {
       const int rows = rows_left(strip), cols = cols_left(strip);
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
-      for_results(acc, strip, i, [&](int e, float value) { x[e] = value; });
+      if constexpr (kBits) {
+        const int32_t alpha = __float_as_int(out_.alpha);
+        for_strip(acc, i, [&](int e, float bits) { x[e] = __int_as_float(alpha * __float_as_int(bits)); });
+      } else {
+        for_results(acc, strip, i, [&](int e, float value) { x[e] = value; });
+      }
       if constexpr (E::kScaled) unscale(x, p_, strip, lane_);
       if (out_.path != StorePath::kFp32)
-        elements.template write<true>(x, strip, rows, cols);
-      else if (swapped())
-        elements.template write_own<true, float>(x, strip, rows, cols);
-      else
-        elements.template write_own<false, float>(x, strip, rows, cols);
-    }
-  }
-
-  // Integers, times alpha. They pass through as their bits, and so does alpha.
-  __device__ __forceinline__ void store_integers(const Accumulators<E>& acc, const Strip& first) {
-    const Elements<E> elements(out_, staging_, lane_);
-    const int32_t alpha = __float_as_int(out_.alpha);
-#pragma unroll 1
-    for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
-      const Strip strip = strip_at(first, i);
-      const int rows = rows_left(strip), cols = cols_left(strip);
-      if (rows <= 0 || cols <= 0) continue;
-      float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = __int_as_float(alpha * __float_as_int(value)); });
-      if (out_.path != StorePath::kFp32)
-        elements.template write<false>(x, strip, rows, cols);
+        elements.template write<!kBits>(x, strip, rows, cols);
       else if (swapped())
         elements.template write_own<true, float>(x, strip, rows, cols);
       else
@@ -333,28 +314,6 @@ class EpilogueWarp {
     }
   }
 
-  // The engine's rows of a strip's product; below 2^31.
-  __device__ __forceinline__ int rows_of(const Strip& s) const {
-    return swapped() ? rows_of<true>(s) : rows_of<false>(s);
-  }
-  template <bool kSwap>
-  __device__ __forceinline__ int rows_of(const Strip& s) const {
-    if constexpr (E::kTokens == Axis::kRows) return s.end;
-    const int rows = static_cast<int>(kSwap ? out_.cols : out_.rows);
-    return E::kEveryEighth ? every_eighth_of(rows, s.batch) : rows;
-  }
-  // And its columns.
-  template <bool kSwap>
-  __device__ __forceinline__ int64_t cols_of(const Strip& s) const {
-    if constexpr (E::kTokens == Axis::kColumns) return s.end;
-    return kSwap ? out_.rows : out_.cols;
-  }
-  // The rows and columns of a strip that exist; none if 0 or less.
-  __device__ int rows_left(const Strip& s) const { return min(rows_of(s) - static_cast<int>(s.row), 16); }
-  __device__ __forceinline__ int cols_left(const Strip& s) const {
-    const int64_t cols = swapped() ? cols_of<true>(s) : cols_of<false>(s);
-    return min(static_cast<int>(cols) - static_cast<int>(s.col), kCols);
-  }
   template <bool kTransposed>
   __device__ __forceinline__ void store_copy(const float (&x)[kValues], const Strip& s) {
     const uint32_t buffer = buffer_ * kBufferBytes;
@@ -424,7 +383,6 @@ class EpilogueWarp {
   }
 
   const typename E::Results& p_;
-  const Output& out_;
   uint32_t staging_;
   int lane_;
   int buffer_ = 0;

@@ -154,3 +154,54 @@ def test_nothing_to_add_up(types):
     got = jaxgemm.gemm(a, b, kernel="sm90")
     assert got.shape == (5, 7)
     assert not np.asarray(got).any()
+
+
+SCALES = tuple(itertools.product(("none", "whole", "lines"), repeat=2))[1:]
+
+
+def scales_of(rng, kinds, m, n):
+    shapes = {"none": None, "whole": ((), ()), "lines": ((m, 1), (1, n))}
+    given = {}
+    for i, (name, kind) in enumerate(zip(("a_scale", "b_scale"), kinds, strict=True)):
+        if shapes[kind] is not None:
+            given[name] = rng.uniform(0.001, 0.1, shapes[kind][i]).astype(np.float32)
+    return given
+
+
+def check_scaled(a, b, got, given, bias=None, activation=None):
+    factor = np.asarray(given.get("a_scale", 1.0), np.float64) * np.asarray(given.get("b_scale", 1.0), np.float64)
+    a64, b64 = a.astype(np.float64), b.astype(np.float64)
+    want = a64 @ b64 * factor + (0 if bias is None else bias.astype(np.float64))
+    lost = 2.0**-22 if a.dtype.kind in "iu" else sum_eps("float8", a.shape[-1])
+    bound = (lost + 2.0**-21) * (abs(a64) @ abs(b64)) * factor + 2.0**-21 * abs(want)
+    if activation == "relu":
+        want = np.maximum(want, 0)
+    bound += float(jnp.finfo(got.dtype).eps) * abs(want) + 1e-30
+    worst = np.max(abs(got.astype(np.float64) - want) / bound, initial=0.0)
+    assert worst <= 1, f"{a.shape} x {b.shape}: {worst:.3g} times the bound"
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("types", [*INTEGERS, *FLOATS], ids="-".join)
+def test_scales(types, layout, rng):
+    """Of the whole operand, of rows and of columns, in the finish; results of every type, aligned and not."""
+    shapes = ((64, 64, 128), (144, 272, 320), (16, 512, 96), (513, 257, 100), (1, 7, 3))
+    for (m, n, k), kinds, out in zip(shapes * 2, itertools.cycle(SCALES), itertools.cycle(RESULTS), strict=False):
+        a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+        given = scales_of(rng, kinds, m, n)
+        check_scaled(a, b, product(a, b, layout, out_dtype=out, **given), given)
+        bias = rng.standard_normal(n).astype(jnp.dtype(out))
+        got = product(a, b, layout, out_dtype=out, bias=bias, activation="relu", **given)
+        check_scaled(a, b, got, given, bias, "relu")
+
+
+@pytest.mark.parametrize("types", [("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2")], ids="-".join)
+def test_scales_in_every_tile(types, rng):
+    m, n, k = 528, 304, 400
+    a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+    given = scales_of(rng, ("lines", "lines"), m, n)
+    tiles = [("NT", tile) for tile in TILES] + [("NN", (128, columns)) for columns in TURNED]
+    for (layout, (tile_m, tile_n)), out in itertools.product(tiles, RESULTS):
+        for swap in (1, 2) if layout == "NT" else (2,):
+            options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
+            check_scaled(a, b, product(a, b, layout, out_dtype=out, **options, **given), given)

@@ -62,18 +62,19 @@ constexpr DType accumulator_of(DType t) { return element_type(t).accumulator; }
 // How elements are multiplied, which their types leave open; jaxgemm/precision.py says what a precision
 // allows.
 enum class Arithmetic : uint8_t {
-  kPlain,   // as they are
-  kTf32,    // fp32 is rounded to TF32 first, which keeps 10 bits of the fraction
-  kBf16,    // fp32 is rounded to bf16 first
-  kBf16X3,  // fp32 is the sum of 2 parts in bf16, of whose products 3 are added up
-  kBf16X6,  // of 3 parts, 6 products
-  kBf16X9,  // of 3 parts, all 9 products
-  kF16X3,   // of 2 parts in fp16, once rows of A and columns of B are scaled, 3 products
+  kPlain,     // as they are
+  kTf32,      // fp32 is rounded to TF32 first, which keeps 10 bits of the fraction
+  kBf16,      // fp32 is rounded to bf16 first
+  kBf16X3,    // fp32 is the sum of 2 parts in bf16, of whose products 3 are added up
+  kBf16X6,    // of 3 parts, 6 products
+  kBf16X9,    // of 3 parts, all 9 products
+  kF16X3,     // of 2 parts in fp16, once rows of A and columns of B are scaled, 3 products
+  kPromoted,  // fp8: sums of 128 products are added up in fp32
 };
 
 // On the wire and in Python, in the order of the enumerators.
-inline constexpr const char* kArithmetics[] = {"plain",   "tf32",    "bf16",  "bf16_x3",
-                                               "bf16_x6", "bf16_x9", "f16_x3"};
+inline constexpr const char* kArithmetics[] = {"plain",   "tf32",    "bf16",   "bf16_x3",
+                                               "bf16_x6", "bf16_x9", "f16_x3", "promoted"};
 
 constexpr const char* arithmetic_name(Arithmetic x) { return kArithmetics[static_cast<size_t>(x)]; }
 

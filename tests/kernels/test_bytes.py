@@ -205,3 +205,24 @@ def test_scales_in_every_tile(types, rng):
         for swap in (1, 2) if layout == "NT" else (2,):
             options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
             check_scaled(a, b, product(a, b, layout, out_dtype=out, **options, **given), given)
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("types", FLOATS, ids="-".join)
+def test_promoted_sums(types, layout, rng):
+    """At the highest precision the error does not grow with k; C, a bias and scales follow as ever."""
+    for (m, n, k), out in zip(
+        ((64, 64, 128), (200, 144, 4096), (65, 33, 20000), (16, 512, 1000)), itertools.cycle(RESULTS)
+    ):
+        a, b = abs(random(rng, (m, k), types[0])), abs(random(rng, (k, n), types[1]))  # of one sign
+        got = product(a, b, layout, precision="highest", out_dtype=out)
+        exact = a.astype(np.float64) @ b.astype(np.float64)
+        assert (abs(got.astype(np.float64) - exact) <= (2.0**-11 + float(jnp.finfo(out).eps)) * exact).all()
+        c, bias = (rng.standard_normal(s).astype(jnp.dtype(out)) for s in ((m, n), (n,)))
+        got = product(a, b, layout, precision="highest", out_dtype=out, c=c, bias=bias)
+        want = exact + c.astype(np.float64) + bias.astype(np.float64)
+        assert (abs(got.astype(np.float64) - want) <= (2.0**-11 + float(jnp.finfo(out).eps)) * (exact + 8)).all()
+        given = scales_of(rng, ("lines", "whole"), m, n)
+        got = product(a, b, layout, precision="highest", out_dtype=out, **given)
+        want = exact * given["a_scale"] * given["b_scale"]
+        assert (abs(got.astype(np.float64) - want) <= (2.0**-11 + float(jnp.finfo(out).eps)) * want + 1e-30).all()

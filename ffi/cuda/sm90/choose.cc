@@ -146,7 +146,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
 // Whether the problem, and the options that it fixes, allow a tile.
 bool tile_allowed(const GemmProblem& p, const Shape& s, int tile, bool swap) {
   const TileConfig& t = kTiles[tile];
-  if (t.planes != of_planes(p) || t.turned != (of_bytes(p) && s.x_mn_major)) return false;
+  if (t.planes != (of_planes(p) || promoted(p)) || t.turned != (of_bytes(p) && s.x_mn_major)) return false;
   if (of_bytes(p) && (!has_8bit_form(t) || s.y_mn_major)) return false;
   if (!t.is_dense() || t.gated != (!p.gated ? Axis::kNone : swap ? Axis::kRows : Axis::kColumns))
     return false;

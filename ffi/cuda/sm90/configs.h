@@ -288,7 +288,7 @@ constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
 // Whether a tile is compiled for operands of 8 bits too.
 constexpr bool has_8bit_form(const TileConfig& t) {
-  if (t.turned) return true;
+  if (t.turned || (t.planes && t.is_dense())) return true;
   if (!t.is_dense() || t.gated != Axis::kNone || t.realigns || t.every_eighth || t.planes || t.blocks > 1)
     return false;
   const bool large = t.tile_m == 128 && (t.tile_n == 256 || t.tile_n == 128 || t.tile_n == 64);

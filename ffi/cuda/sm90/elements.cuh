@@ -113,7 +113,7 @@ class Elements {
   __device__ __forceinline__ float with_bias(float c, const Place& place, const Strip& s) const {
     return out_.bias ? c + element(out_.bias, s.group * out_.cols + place.d_col(out_, s)) : c;
   }
-  // C in fp32 of a lane's elements from `first` on. All loads are under way together.
+  // C of a lane's elements from `first` on; of planes of fp32 it is fp32. All loads are under way together.
   __device__ __forceinline__ void load_addend(int first, const Strip& s, int rows, int cols,
                                               float (&c)[kAtOnce]) const {
     if (!out_.c) return;
@@ -121,7 +121,8 @@ class Elements {
     for (int i = 0; i < kAtOnce; ++i) {
       const Place place(out_, first + 32 * i);
       if (place.row < rows && place.col < cols)
-        c[i] = static_cast<const float*>(out_.c)[place.index(out_, s)];
+        c[i] = E::kElementBytes == 1 ? element(out_.c, place.index(out_, s))
+                                     : static_cast<const float*>(out_.c)[place.index(out_, s)];
     }
   }
   __device__ __forceinline__ float element(const void* from, int64_t index) const {

@@ -14,7 +14,10 @@ namespace jaxgemm::cuda::sm90 {
 // Whether a tile is compiled for this product, of an x of this major.
 template <typename Product>
 constexpr bool has_product(const TileConfig& t, Major x) {
-  if (sizeof(typename Product::X) == 1) return has_8bit_form(t) && t.turned == (x == Major::kMN);
+  if (sizeof(typename Product::X) == 1) {
+    const bool integers = std::is_same_v<typename Product::Sum, int32_t>;  // whose sums are exact
+    return has_8bit_form(t) && t.turned == (x == Major::kMN) && !(t.planes && integers);
+  }
   if (t.turned) return false;
   // Scaled planes are of single products.
   return !t.planes || t.is_dense() || std::is_same_v<typename Product::X, __nv_bfloat16>;

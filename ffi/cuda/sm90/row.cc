@@ -26,42 +26,45 @@ constexpr RowOptions kRowOptions = [] {
 constexpr Pin kPins[] = {{"split_k", 1},      {"walk_height", 0}, {"unaligned", 0},
                          {"every_eighth", 1}, {"tail", 1},        {"slabs", 1}};
 
-// And of fp32 operands, in planes of 16 bits; and of 8 bits.
-constexpr TypeRule fp32_rule(Arithmetic arithmetic) {
-  return {DType::kF32, DType::kF32, DType::kF32, arithmetic};
-}
-constexpr auto kTypes = [] {
-  constexpr size_t kIntegers = 4, kFloats = 4 * 3;  // of 8 bits
-  std::array<TypeRule, std::size(k16BitTypes) + 5 + kIntegers + kFloats> types{};
-  std::ranges::copy(k16BitTypes, types.begin());
-  size_t i = std::size(k16BitTypes);
-  for (const Arithmetic x :
-       {Arithmetic::kBf16, Arithmetic::kBf16X3, Arithmetic::kBf16X6, Arithmetic::kBf16X9, Arithmetic::kF16X3})
-    types[i++] = fp32_rule(x);
-  for (const DType a : {DType::kS8, DType::kU8}) {
-    for (const DType b : {DType::kS8, DType::kU8}) types[i++] = {a, b, DType::kS32};
-  }
-  for (const DType a : {DType::kE4M3, DType::kE5M2}) {
-    for (const DType b : {DType::kE4M3, DType::kE5M2}) {
-      for (const DType d : {DType::kBF16, DType::kF16, DType::kF32}) types[i++] = {a, b, d};
-    }
-  }
-  return types;
-}();
-
-// Of 8 bits with scales, any pair of integers or of floats.
-constexpr auto kScaledTypes = [] {
-  std::array<TypeRule, 2 * 4 * 3> types{};
-  size_t i = 0;
-  const auto add = [&](DType x, DType y) {
-    for (const DType a : {x, y}) {
-      for (const DType b : {x, y}) {
-        for (const DType d : {DType::kBF16, DType::kF16, DType::kF32}) types[i++] = {a, b, d};
+// And of fp32 operands, in planes of 16 bits; and of 8 bits, any pair of integers or of floats, whose sums
+// may be added up in fp32.
+constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
+constexpr Arithmetic kOfFp32[] = {Arithmetic::kBf16, Arithmetic::kBf16X3, Arithmetic::kBf16X6,
+                                  Arithmetic::kBf16X9, Arithmetic::kF16X3};
+constexpr DType kIntegers8[] = {DType::kS8, DType::kU8}, kFloats8[] = {DType::kE4M3, DType::kE5M2};
+template <typename Add>
+constexpr void add_floats8(Add&& add) {
+  for (const Arithmetic x : {Arithmetic::kPlain, Arithmetic::kPromoted}) {
+    for (const DType a : kFloats8) {
+      for (const DType b : kFloats8) {
+        for (const DType d : kFloats) add(TypeRule{a, b, d, x});
       }
     }
-  };
-  add(DType::kS8, DType::kU8);
-  add(DType::kE4M3, DType::kE5M2);
+  }
+}
+
+constexpr auto kTypes = [] {
+  std::array<TypeRule, std::size(k16BitTypes) + std::size(kOfFp32) + 4 + 24> types{};
+  size_t i = 0;
+  const auto add = [&](const TypeRule& rule) { types[i++] = rule; };
+  for (const TypeRule& rule : k16BitTypes) add(rule);
+  for (const Arithmetic x : kOfFp32) add({DType::kF32, DType::kF32, DType::kF32, x});
+  for (const DType a : kIntegers8) {
+    for (const DType b : kIntegers8) add({a, b, DType::kS32});
+  }
+  add_floats8(add);
+  return types;
+}();
+constexpr auto kScaledTypes = [] {
+  std::array<TypeRule, 12 + 24> types{};
+  size_t i = 0;
+  const auto add = [&](const TypeRule& rule) { types[i++] = rule; };
+  for (const DType a : kIntegers8) {
+    for (const DType b : kIntegers8) {
+      for (const DType d : kFloats) add({a, b, d});
+    }
+  }
+  add_floats8(add);
   return types;
 }();
 

@@ -60,7 +60,7 @@ Status make_parameters(const Plan& plan, const GemmProblem& p, const GemmBuffers
   params->cols = static_cast<int>(plan.y().rows);
   params->idle_stages = static_cast<uint8_t>(plan.idle_stages);
   if (p.grouped()) params->groups = group_table(plan, p, buffers);
-  if (of_planes(p)) set_plane_part(p, plan.config.swap, scales, params);
+  if (of_planes(p) || promoted(p)) set_plane_part(p, plan.config.swap, scales, params);
   return make_maps(plan, p, operands, params);
 }
 

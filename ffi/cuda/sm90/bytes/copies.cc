@@ -1,6 +1,7 @@
 #include "copies.h"
 
 #include "../../../arithmetic.h"
+#include "../planes/planes.h"
 
 namespace jaxgemm::cuda::sm90 {
 namespace {
@@ -38,8 +39,12 @@ ByteCopies byte_copies(const GemmProblem& p) {
   ByteCopies copies;
   if (p.k == 0) return copies;
   // One that is not K-major may be the engine's x (turned.cuh); of two, the one that takes longer to copy.
-  const bool a_loads = loadable(p, p.a, p.a.transposed ? p.k : p.m),
-             b_loads = loadable(p, p.b, p.b.transposed ? p.n : p.k);
+  bool a_loads = loadable(p, p.a, p.a.transposed ? p.k : p.m),
+       b_loads = loadable(p, p.b, p.b.transposed ? p.n : p.k);
+  if (promoted(p)) {  // no tile adds such sums up with x from registers
+    a_loads = a_loads && !p.a.transposed;
+    b_loads = b_loads && p.b.transposed;
+  }
   const bool a_turns = a_loads && p.a.transposed, b_turns = b_loads && !p.b.transposed;
   const bool a_first = copy_bytes(p, p.a, p.m) > copy_bytes(p, p.b, p.n);
   copies.a = !a_loads || (a_turns && b_turns && !a_first);

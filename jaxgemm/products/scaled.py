@@ -154,6 +154,7 @@ SCALED = Kind(
     compose=compose,
     narrow=compose,
     refusal=None,
+    dimensions=lambda _types, params: _dims(params),
     describe=lambda avals, params, decision, limits, **_: [report.of_problem(avals, params, decision, limits)],
     describe_composed=lambda products, _decision, **_: products,
 )

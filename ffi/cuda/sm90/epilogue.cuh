@@ -294,11 +294,15 @@ class EpilogueWarp : Extents<E> {
   template <typename F>
   __device__ __forceinline__ void for_results(const Accumulators<E>& acc, const Strip& s, int strip,
                                               F&& f) const {
-    const auto scales = scales_of(s, strip);
-    float sums[kValues];
-    for_strip(acc, strip, [&](int e, float sum) { sums[e] = sum; });
+    if constexpr (kScales) {
+      const auto scales = scales_of(s, strip);
+      float sums[kValues];
+      for_strip(acc, strip, [&](int e, float sum) { sums[e] = sum; });
 #pragma unroll
-    for (int e = 0; e < kValues; ++e) f(e, scales(e, sums[e]));
+      for (int e = 0; e < kValues; ++e) f(e, scales(e, sums[e]));
+    } else {
+      for_strip(acc, strip, f);
+    }
   }
 
   // Calls f with each accumulator of a strip, whose number counts along the tile's whole width.

@@ -99,7 +99,7 @@ def gemm(
     options = option_pairs(kernel, kernel_options)
     dtype = a.dtype
     given = {"a_scale": a_scale, "b_scale": b_scale}
-    out, sums, accumulator = _types(out_dtype, dtype, scaled=given != dict.fromkeys(given))
+    out, sums, accumulator = _types(out_dtype, dtype, scaled=any(scale is not None for scale in given.values()))
     batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], bool(transpose_a), bool(transpose_b))
     a, b = batch.squeeze(a, b, shape_a, shape_b)
     shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])

@@ -53,6 +53,12 @@ def test_values_times_scales(types, out, rng):
         check(got, exact(a, b, **given), float(jnp.finfo(got.dtype).eps) * (2 if out in ("bfloat16", "float16") else 8))
 
 
+def test_scales_from_numpy(rng):
+    a, b = values(rng, (M, K), "int8"), values(rng, (K, N), "int8")
+    given = {"a_scale": np.full((M, 1), 0.5, np.float32), "b_scale": np.full((1, N), 0.25, np.float32)}
+    check(jaxgemm.gemm(a, b, **given), exact(a, b, **given))
+
+
 def test_in_batches_and_transposed(rng):
     a, b = values(rng, (3, 1, K, M), "int8"), values(rng, (2, N, K), "uint8")
     for shape_a, shape_b in (((3, 1, M, 1), (2, 1, N)), ((3, 1, 1, 1), (1, 1, N)), ((M, 1), (2, 1, 1)), ((), ())):

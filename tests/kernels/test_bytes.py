@@ -207,6 +207,12 @@ def test_scales_in_every_tile(types, rng):
             check_scaled(a, b, product(a, b, layout, out_dtype=out, **options, **given), given)
 
 
+# Of sums of one sign: an instruction cuts each of its 33 addends (32 products and the sum before them) to 13 bits below
+# the largest, so it loses half a bit of each on average. Of the four that add up 128 products the largest addend is a
+# product, then 1/4, 1/2 and 3/4 of the result.
+PROMOTED = 33 * 0.5 * 1.5 * 2.0**-13
+
+
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 @pytest.mark.parametrize("types", FLOATS, ids="-".join)
 def test_promoted_sums(types, layout, rng):
@@ -217,12 +223,12 @@ def test_promoted_sums(types, layout, rng):
         a, b = abs(random(rng, (m, k), types[0])), abs(random(rng, (k, n), types[1]))  # of one sign
         got = product(a, b, layout, precision="highest", out_dtype=out)
         exact = a.astype(np.float64) @ b.astype(np.float64)
-        assert (abs(got.astype(np.float64) - exact) <= (2.0**-11 + float(jnp.finfo(out).eps)) * exact).all()
+        assert (abs(got.astype(np.float64) - exact) <= (PROMOTED + float(jnp.finfo(out).eps)) * exact).all()
         c, bias = (rng.standard_normal(s).astype(jnp.dtype(out)) for s in ((m, n), (n,)))
         got = product(a, b, layout, precision="highest", out_dtype=out, c=c, bias=bias)
         want = exact + c.astype(np.float64) + bias.astype(np.float64)
-        assert (abs(got.astype(np.float64) - want) <= (2.0**-11 + float(jnp.finfo(out).eps)) * (exact + 8)).all()
+        assert (abs(got.astype(np.float64) - want) <= (PROMOTED + float(jnp.finfo(out).eps)) * (exact + 8)).all()
         given = scales_of(rng, ("lines", "whole"), m, n)
         got = product(a, b, layout, precision="highest", out_dtype=out, **given)
         want = exact * given["a_scale"] * given["b_scale"]
-        assert (abs(got.astype(np.float64) - want) <= (2.0**-11 + float(jnp.finfo(out).eps)) * want + 1e-30).all()
+        assert (abs(got.astype(np.float64) - want) <= (PROMOTED + float(jnp.finfo(out).eps)) * want + 1e-30).all()

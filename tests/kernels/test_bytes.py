@@ -164,7 +164,7 @@ def scales_of(rng, kinds, m, n):
     given = {}
     for i, (name, kind) in enumerate(zip(("a_scale", "b_scale"), kinds, strict=True)):
         if shapes[kind] is not None:
-            given[name] = rng.uniform(0.001, 0.1, shapes[kind][i]).astype(np.float32)
+            given[name] = rng.uniform(0.0005, 0.005, shapes[kind][i]).astype(np.float32)
     return given
 
 

@@ -76,7 +76,8 @@ CASES: tuple[tuple[str, tuple[str, ...], Callable[[Timed], bool]], ...] = (
     ("bf16, aligned rows, below 512³", DRAWN, lambda p: p.aligned and p.size < 1 / 8),
     ("bf16, aligned rows, 512³ to 2048³", DRAWN, lambda p: p.aligned and 1 / 8 <= p.size < 8),
     ("bf16, aligned rows, from 2048³ on", DRAWN, lambda p: p.aligned and p.size >= 8),
-    ('fp32, `precision="highest"`', ("sgemm",), lambda _: True),
+    ('fp32, `precision="highest"`, m, n ≥ 512', ("fp32",), lambda p: min(p.m, p.n) >= 512),
+    ('fp32, `precision="highest"`, m or n < 512', ("fp32",), lambda p: min(p.m, p.n) < 512),
 )
 
 

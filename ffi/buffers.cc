@@ -21,16 +21,19 @@ using Operands = std::array<Operand, kMaxOperands>;
 // in the table.
 std::string read_operands(const CallSpec& spec, const Buffers& buffers, Operands& operands, size_t& count) {
   const bool has_c = !is_zero(spec.attributes.beta), has_bias = spec.attributes.has_bias;
+  const std::span<const int64_t> scales = spec.attributes.scales;
   count = 0;
   std::string names;
-  for (const auto& [name, present] :
-       std::initializer_list<std::pair<const char*, bool>>{{"a", true},
-                                                           {"b", true},
-                                                           {"b_up", spec.gated},
-                                                           {"sizes", spec.grouped},
-                                                           {"offset", spec.grouped},
-                                                           {"c", has_c},
-                                                           {"bias", has_bias}}) {
+  for (const auto& [name, present] : std::initializer_list<std::pair<const char*, bool>>{
+           {"a", true},
+           {"b", true},
+           {"b_up", spec.gated},
+           {"sizes", spec.grouped},
+           {"offset", spec.grouped},
+           {"c", has_c},
+           {"bias", has_bias},
+           {"a_scale", scales.size() > 0 && scales[0] != 0},
+           {"b_scale", scales.size() > 1 && scales[1] != 0}}) {
     if (!present) continue;
     if (count < kMaxOperands) operands[count] = {name};
     names += join(count++ == 0 ? "" : ", ", name);
@@ -68,6 +71,14 @@ std::string check_groups(const GemmProblem& p, const Buffers& buffers, const Ope
   return {};
 }
 
+// How many elements c, the bias or a scale has, of a result of so many.
+int64_t expected_elements(const GemmProblem& p, std::string_view name, int64_t outputs) {
+  if (name == "c") return outputs;
+  if (name == "a_scale") return p.a_scale == Scale::kLines ? p.m : 1;
+  if (name == "b_scale") return p.b_scale == Scale::kLines ? p.n : 1;
+  return (p.grouped() ? p.batch[1] : 1) * p.n;  // the bias
+}
+
 // Whether every buffer holds what the problem reads or writes there.
 std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Operands& operands,
                           size_t count) {
@@ -91,8 +102,9 @@ std::string check_buffers(const GemmProblem& p, const Buffers& buffers, const Op
   }
   for (; i < count; ++i) {
     const char* name = operands[i].name;
-    const int64_t rows = p.grouped() ? p.batch[1] : 1;  // of the bias
-    const int64_t expected = std::string_view(name) == "c" ? outputs : rows * p.n;
+    if (std::string_view(name).ends_with("_scale") && operands[i].dtype != DType::kF32)
+      return join("argument '", name, "' must be of ", dtype_name(DType::kF32));
+    const int64_t expected = expected_elements(p, name, outputs);
     if (operand[i].elements != expected) {
       return join("argument '", name, "' has ", operand[i].elements, " elements, expected ", expected);
     }
@@ -137,7 +149,9 @@ std::string decode(const WireAttributes& from, const Buffers& buffers, const Pla
   CallSpec spec;
   spec.gated = place.gated;
   spec.grouped = place.grouped;
-  if (std::string wrong = read(from, place.grouped, spec.attributes); !wrong.empty()) return wrong;
+  spec.scaled = place.scaled;
+  if (std::string wrong = read(from, place.grouped, place.scaled, spec.attributes); !wrong.empty())
+    return wrong;
   Operands operands;
   size_t count = 0;
   if (std::string wrong = read_operands(spec, buffers, operands, count); !wrong.empty()) return wrong;
@@ -181,6 +195,8 @@ GemmBuffers addresses(const GemmProblem& p, const Buffers& buffers) {
           .offset = static_cast<const int32_t*>(next(p.grouped())),
           .c = next(p.has_c),
           .bias = next(p.has_bias),
+          .a_scale = static_cast<const float*>(next(p.a_scale != Scale::kNone)),
+          .b_scale = static_cast<const float*>(next(p.b_scale != Scale::kNone)),
           .d = buffers.results[0].data,
           .workspace = buffers.results[1].data};
 }

@@ -24,11 +24,11 @@ Buffer buffer_of(const xla::ffi::AnyBuffer& from);
 // False for an XLA type that is not in the table of element types.
 bool from_xla(int type, DType& out);
 
-constexpr size_t kMaxOperands = 5, kMaxResults = 2;
+constexpr size_t kMaxOperands = 6, kMaxResults = 2;
 
 struct Buffers {
   size_t operand_count = 0, result_count = 0;  // how many XLA passes; the arrays hold the first ones
-  // a, b, then those of b_up, sizes, offset, c and bias that the call has
+  // a, b, then those of b_up, sizes, offset, c, bias, a_scale and b_scale that the call has
   std::array<Buffer, kMaxOperands> operands;
   std::array<Buffer, kMaxResults> results;  // d, workspace
 
@@ -39,7 +39,7 @@ struct Buffers {
 struct Place {
   Platform platform;
   int arch = 0;  // compute capability times ten; 0 on CPU
-  bool gated = false, grouped = false;
+  bool gated = false, grouped = false, scaled = false;
 };
 
 // A decoded call: the problem, and the kernel that computes it.
@@ -50,8 +50,8 @@ struct Request {
 };
 
 // Decodes a call. Operands are a, b, for a gated product b_up, for a grouped one sizes and offset, then c
-// when beta is not 0, then bias; results are d, then a workspace if there is one. Returns what is wrong with
-// the call, or an empty string. request.problem.config points into the attributes.
+// when beta is not 0, then bias, then scales; results are d, then a workspace if there is one. Returns what
+// is wrong with the call, or an empty string. request.problem.config points into the attributes.
 std::string decode(const WireAttributes& attributes, const Buffers& buffers, const Place& place,
                    Request& request);
 

@@ -93,6 +93,15 @@ Status decode_groups(std::span<const int64_t> groups, GemmProblem& p) {
   return {};
 }
 
+Status decode_scales(std::span<const int64_t> scales, GemmProblem& p) {
+  const auto known = [](int64_t x) { return x >= 0 && x <= static_cast<int64_t>(Scale::kLines); };
+  if (scales.size() != 2 || !known(scales[0]) || !known(scales[1]) || scales[0] + scales[1] == 0)
+    return wrong("attribute 'scales': expected 2 integers of 0 (none), 1 (one) or 2 (lines), and not only 0");
+  p.a_scale = static_cast<Scale>(scales[0]);
+  p.b_scale = static_cast<Scale>(scales[1]);
+  return {};
+}
+
 Status decode_epilogue(const Attributes& attributes, GemmProblem& p) {
   p.alpha = attributes.alpha;
   p.beta = attributes.beta;
@@ -195,6 +204,9 @@ Status decode_call(const CallSpec& spec, GemmProblem& p, const KernelEntry*& ent
   if (Status s = decode_epilogue(attributes, p); !s.ok()) return s;
   if (spec.grouped) {
     if (Status s = decode_groups(attributes.groups, p); !s.ok()) return s;
+  }
+  if (spec.scaled) {
+    if (Status s = decode_scales(attributes.scales, p); !s.ok()) return s;
   }
   p.config = attributes.config;
   return check_config(*entry, p.config);

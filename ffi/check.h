@@ -38,6 +38,7 @@ struct Attributes {
   std::span<const int64_t> config;  // values of the kernel's options, or nothing
   bool has_bias = false;
   std::string_view arithmetic;
+  std::span<const int64_t> scales;  // of scaled calls only: what a and b have, as Scale counts them
   std::span<const int64_t> groups;  // of grouped calls only: form (1 rows, 2 sums), sizes, sizes batched
 };
 
@@ -69,7 +70,7 @@ class AttributeReader {
 
 // Reads every attribute of a call, and returns what is wrong or an empty string.
 template <typename Read>
-std::string read_attributes(Attributes& to, size_t given, bool grouped, Read&& read) {
+std::string read_attributes(Attributes& to, size_t given, bool grouped, bool scaled, Read&& read) {
   AttributeReader each(read);
   each("kernel", to.kernel);
   each("dims", to.dims);
@@ -82,15 +83,17 @@ std::string read_attributes(Attributes& to, size_t given, bool grouped, Read&& r
   each("has_bias", to.has_bias);
   each("arithmetic", to.arithmetic);
   if (grouped) each("groups", to.groups);
+  if (scaled) each("scales", to.scales);
   return each.wrong(given);
 }
 
 // A call that is not decoded: its attributes, the element types of its buffers (of c or bias, if it has none,
-// those of d), and whether it is of a gated or a grouped product, for which there are handlers of their own.
+// those of d), and whether it is of a gated, a grouped or a scaled product, for which there are handlers of
+// their own.
 struct CallSpec {
   Attributes attributes;
   DType a = DType::kF32, b = DType::kF32, d = DType::kF32, c = DType::kF32, bias = DType::kF32;
-  bool gated = false, grouped = false;
+  bool gated = false, grouped = false, scaled = false;
 };
 
 // Whether x is 0, also on threads that take subnormal numbers for 0 (XLA's CPU threads do).

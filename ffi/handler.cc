@@ -52,7 +52,8 @@ Known know(const WireAttributes& attributes, const Buffers& buffers, const Place
 // outcome of decoding it is remembered.
 ffi::Error resolve(const WireAttributes& attributes, const Buffers& buffers, const Place& place, Call& call) {
   WireKey key;
-  key.add(place.arch * 8 + static_cast<int64_t>(place.platform) * 4 + place.grouped * 2 + place.gated);
+  key.add(place.arch * 16 + static_cast<int64_t>(place.platform) * 8 + place.scaled * 4 + place.grouped * 2 +
+          place.gated);
   key.add(static_cast<int64_t>(buffers.operand_count << 32 | buffers.result_count));
   const auto add = [&](std::span<const Buffer> room, size_t count) {
     for (const Buffer& buffer : room.first(std::min(count, room.size())))
@@ -108,7 +109,7 @@ XLA_FFI_DEFINE_HANDLER(
 
 // The targets of CUDA calls: what operands and attributes a call has follows from its target and its
 // attributes.
-enum class Target : uint8_t { kGemm, kGated, kGrouped, kGroupedGated };
+enum class Target : uint8_t { kGemm, kGated, kGrouped, kGroupedGated, kScaled };
 constexpr bool is_gated(Target x) { return x == Target::kGated || x == Target::kGroupedGated; }
 constexpr bool is_grouped(Target x) { return x == Target::kGrouped || x == Target::kGroupedGated; }
 
@@ -117,7 +118,10 @@ constexpr bool is_grouped(Target x) { return x == Target::kGrouped || x == Targe
 template <Target kTarget>
 ffi::Error resolve_cuda(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                         WireAttributes attributes, Call& call) {
-  Place place{.platform = Platform::kCuda, .gated = is_gated(kTarget), .grouped = is_grouped(kTarget)};
+  Place place{.platform = Platform::kCuda,
+              .gated = is_gated(kTarget),
+              .grouped = is_grouped(kTarget),
+              .scaled = kTarget == Target::kScaled};
   if (Status s = cuda::device_arch(device, place.arch); !s.ok())
     return ffi::Error::Internal("jaxgemm: " + s.message);
   if (ffi::Error e = resolve(attributes, Buffers(args, rets), place, call); e.failure()) return e;
@@ -176,6 +180,7 @@ JAXGEMM_HANDLERS(Gemm)
 JAXGEMM_HANDLERS(Gated)
 JAXGEMM_HANDLERS(Grouped)
 JAXGEMM_HANDLERS(GroupedGated)
+JAXGEMM_HANDLERS(Scaled)
   #undef JAXGEMM_HANDLERS
 
 #endif
@@ -204,6 +209,7 @@ std::vector<Registration> registrations() {
   add("jaxgemm_gated_gemm", kInitializeGated, kExecuteGated);
   add("jaxgemm_grouped_gemm", kInitializeGrouped, kExecuteGrouped);
   add("jaxgemm_grouped_gated_gemm", kInitializeGroupedGated, kExecuteGroupedGated);
+  add("jaxgemm_scaled_gemm", kInitializeScaled, kExecuteScaled);
   add_many_registrations(out);
 #endif
   return out;

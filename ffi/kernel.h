@@ -86,11 +86,12 @@ struct KernelEntry {
   int max_arch = 0;  // 0: no limit. Kernels that use architecture-specific instructions have one
   std::span<const TypeRule> types = {};
   Options options = {};
-  bool gated = false;            // runs gated problems too
-  bool grouped = false;          // and grouped ones
-  bool many = false;             // runs many products of different shapes in one call
-  bool deterministic = false;    // same bits on every run
-  bool batch_invariant = false;  // the bits of a row do not depend on m or on the other rows
+  std::span<const TypeRule> scaled_types = {};  // of problems with scales; none: it runs no such problems
+  bool gated = false;                           // runs gated problems too
+  bool grouped = false;                         // and grouped ones
+  bool many = false;                            // runs many products of different shapes in one call
+  bool deterministic = false;                   // same bits on every run
+  bool batch_invariant = false;                 // the bits of a row do not depend on m or on the other rows
   // With these options fixed, and all others at any fixed values, the kernel is batch-invariant as well.
   // Empty: no such promise.
   std::span<const Pin> pins = {};

@@ -53,6 +53,7 @@ nb::list kernel_list() {
     row["max_arch"] = e.max_arch;
     row["rules"] = rules;
     row["options"] = options;
+    row["scaled"] = !e.scaled_types.empty();
     row["gated"] = e.gated;
     row["grouped"] = e.grouped;
     row["many"] = e.many;
@@ -135,7 +136,8 @@ class PythonCall {
     }
     spec_.gated = gated;
     spec_.grouped = attributes.contains("groups");
-    wrong_ = read_attributes(spec_.attributes, attributes.size(), spec_.grouped, attributes_);
+    spec_.scaled = attributes.contains("scales");
+    wrong_ = read_attributes(spec_.attributes, attributes.size(), spec_.grouped, spec_.scaled, attributes_);
   }
 
   Status decode(GemmProblem& problem, const KernelEntry*& entry) const {

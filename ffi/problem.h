@@ -1,6 +1,7 @@
 // The matrix product a kernel is asked for, in plain C++: no XLA types, no CUDA types.
 //
-//   D = activation(alpha * op(A) * op(B) + beta * C + bias)
+//   D = activation(alpha * op(A) * op(B) + beta * C + bias), or of operands of 8 bits with scales before
+//   alpha
 //
 // op(A) is m x k, op(B) is k x n, C and D are m x n, bias has n elements and is added to every row.
 // There are batch[0] * batch[1] independent products. Two batch levels, each with its own stride, let
@@ -42,6 +43,10 @@ struct Groups {
   bool sizes_batched = false;  // each product of the batch has sizes of its own
 };
 
+// What an operand of 8 bits is multiplied by, in fp32, once products are summed: nothing, a number, or one
+// for each row of op(A) or column of op(B), the same for every product of a batch.
+enum class Scale : uint8_t { kNone, kWhole, kLines };
+
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;
   int64_t batch[2] = {1, 1};
@@ -60,11 +65,13 @@ struct GemmProblem {
   // In a grouped product the inner batch is that of the groups of which there is a B ("rows") or a result
   // ("sums"). A has no such level, and of the form "rows" neither has D. C is absent, and alpha is 1.
   Groups groups;
+  Scale a_scale = Scale::kNone, b_scale = Scale::kNone;
   std::span<const int64_t> config;  // values of the kernel's options, in the order its row names them
 
   int64_t result_pitch() const { return d_pitch ? d_pitch : n; }
   int64_t batch_count() const { return batch[0] * batch[1]; }
   bool grouped() const { return groups.form != Form::kNone; }
+  bool scaled() const { return a_scale != Scale::kNone || b_scale != Scale::kNone; }
   // Matrices of D.
   int64_t results() const { return groups.form == Form::kRows ? batch[0] : batch_count(); }
   bool output_empty() const { return m == 0 || n == 0 || results() == 0; }
@@ -79,6 +86,7 @@ struct GemmBuffers {
   const int32_t *sizes = nullptr, *offset = nullptr;
   const void* c = nullptr;     // null unless problem.has_c
   const void* bias = nullptr;  // null unless problem.has_bias; a row for each group that has a B
+  const float *a_scale = nullptr, *b_scale = nullptr;  // null without such a scale
   void* d = nullptr;
   void* workspace = nullptr;  // KernelEntry::workspace(problem) bytes, 256-byte aligned, not initialised
 };

@@ -62,7 +62,9 @@ inline ProblemKey key_of(const GemmProblem& p, int64_t first, int64_t second) {
                                                      p.b.transposed,
                                                      p.has_c,
                                                      p.has_bias,
-                                                     p.gated};
+                                                     p.gated,
+                                                     byte(p.a_scale),
+                                                     byte(p.b_scale)};
   const auto kind_words = std::bit_cast<std::array<int64_t, kKindWords>>(kinds);
   const std::array<int64_t, kNumberWords> numbers = {first,
                                                      second,

@@ -20,9 +20,9 @@ std::vector<KernelEntry> all_rows() {
   return rows;
 }
 
-std::string types_text(const KernelEntry& entry) {
+std::string types_text(std::span<const TypeRule> types) {
   std::string text;
-  for (const TypeRule& t : entry.types) {
+  for (const TypeRule& t : types) {
     text += join(text.empty() ? "" : ", ", dtype_name(t.a), " x ", dtype_name(t.b), " -> ", dtype_name(t.d));
   }
   return text;
@@ -44,15 +44,17 @@ std::string not_integral(const KernelEntry& entry, const GemmProblem& p) {
 
 // Why no rule of the entry has the problem's types and its arithmetic, or an empty string.
 std::string untyped_reason(const KernelEntry& entry, const GemmProblem& p) {
+  const std::span<const TypeRule> rules = p.scaled() ? entry.scaled_types : entry.types;
+  if (rules.empty()) return join("kernel '", entry.name, "' takes no scales");
   const TypeRule* near = nullptr;  // the rule that has most of them
-  for (const TypeRule& t : entry.types) {
+  for (const TypeRule& t : rules) {
     if (t.a != p.a.dtype || t.b != p.b.dtype || t.d != p.d) continue;
     if (t.arithmetic == p.arithmetic && t.c == p.c && t.bias == p.bias) return {};
     if (!near || t.arithmetic == p.arithmetic) near = &t;
   }
   const std::string types =
       join(dtype_name(p.a.dtype), " x ", dtype_name(p.b.dtype), " -> ", dtype_name(p.d));
-  if (!near) return join("kernel '", entry.name, "' got ", types, "; it supports ", types_text(entry));
+  if (!near) return join("kernel '", entry.name, "' got ", types, "; it supports ", types_text(rules));
   if (near->arithmetic != p.arithmetic) {
     return join("kernel '", entry.name, "' multiplies ", types, " in the arithmetic '",
                 arithmetic_name(near->arithmetic), "', got '", arithmetic_name(p.arithmetic), "'");
@@ -92,7 +94,7 @@ std::string unsupported_reason(const KernelEntry& entry, const GemmProblem& p, i
   if (std::string why = unfit_reason(entry, p, arch); !why.empty()) return why;
   if (p.gated && !entry.gated) return join("kernel '", entry.name, "' has no gated form");
   if (p.grouped() && !entry.grouped) return join("kernel '", entry.name, "' has no grouped form");
-  if (accumulator_of(p.a.dtype) == DType::kS32) {
+  if (accumulator_of(p.a.dtype) == DType::kS32 && !p.scaled()) {
     if (std::string why = not_integral(entry, p); !why.empty()) return why;
   }
   return entry.unsupported ? entry.unsupported(p) : std::string();

@@ -40,9 +40,9 @@ inline auto looked_up_in(const xla::ffi::Dictionary& dictionary) {
 }
 
 // Returns what is wrong with the attributes, or an empty string. `to` points into them.
-inline std::string read(const WireAttributes& from, bool grouped, Attributes& to) {
+inline std::string read(const WireAttributes& from, bool grouped, bool scaled, Attributes& to) {
   const xla::ffi::Dictionary dictionary(from.attrs);
-  return read_attributes(to, dictionary.size(), grouped, looked_up_in(dictionary));
+  return read_attributes(to, dictionary.size(), grouped, scaled, looked_up_in(dictionary));
 }
 inline std::string read(const WireAttributes& from, ManyAttributes& to) {
   const xla::ffi::Dictionary dictionary(from.attrs);

@@ -10,6 +10,7 @@ from jaxgemm.override import override
 from jaxgemm.precision import error_bound
 from jaxgemm.products.gated import gated_gemm
 from jaxgemm.products.lists import grouped_gemm
+from jaxgemm.products.quantization import quantize
 from jaxgemm.ragged.api import ragged_dot, ragged_dot_general, ragged_gated
 from jaxgemm.sharding.overlap import all_gather_matmul, matmul_reduce_scatter
 
@@ -29,6 +30,7 @@ __all__ = [
     "matmul",
     "matmul_reduce_scatter",
     "override",
+    "quantize",
     "ragged_dot",
     "ragged_dot_general",
     "ragged_gated",

@@ -23,6 +23,7 @@ TARGET = "jaxgemm_gemm"
 GATED_TARGET = "jaxgemm_gated_gemm"
 GROUPED_TARGET = "jaxgemm_grouped_gemm"
 GROUPED_GATED_TARGET = "jaxgemm_grouped_gated_gemm"
+SCALED_TARGET = "jaxgemm_scaled_gemm"
 MANY_TARGET = "jaxgemm_many_gemm"
 
 #: What holds the handlers, the kernel table and the kernels; the compiled module is a binding to it.

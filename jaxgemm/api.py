@@ -30,6 +30,8 @@ from jaxgemm.products.arguments import (
     weakly_typed,
 )
 from jaxgemm.products.dense import bind
+from jaxgemm.products.scaled import bind_scaled, is_matrix_product
+from jaxgemm.products.scales import scaled, scaled_result, scales_of
 
 
 def gemm(
@@ -43,6 +45,8 @@ def gemm(
     transpose_b: bool = False,
     bias: ArrayLike | None = None,
     activation: str | None = None,
+    a_scale: ArrayLike | None = None,
+    b_scale: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     precision: prec.Precision = None,
     kernel: str = "auto",
@@ -61,8 +65,14 @@ def gemm(
         beta: scales ``c``; by default 1 when ``c`` is given.
         bias: shape (n,), added to every row.
         activation: a name in :data:`jaxgemm.epilogue.ACTIVATIONS`, as "gelu" (tanh form, as ``jax.nn.gelu``).
+        a_scale: float32, for operands of 8 bits, whose values times scales are what is multiplied: of shape (), or
+            (..., 1, 1), one for each matrix, or (..., m, 1), one for each row of op(a). The product is scaled before
+            alpha. Sums of integers must fit into int32.
+        b_scale: the same of b, or of shape (..., 1, n), one for each column of op(b).
         out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
-            16-bit integers. Of booleans it is a boolean (whether any pair is true), and nothing may follow it.
+            16-bit integers, float32 for 8-bit floats and where there are scales. Two types of 8 bits, of integers or of
+            floats, are multiplied as they are. Of booleans it is a boolean (whether
+            any pair is true), and nothing may follow it.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
             the epilogue; XLA rounds before it as well, as in jnp, unless it fuses the epilogue. Only XLA's product
             has a result wider than the type of the sums.
@@ -82,19 +92,20 @@ def gemm(
         ValueError: a shape, name or option is wrong.
         UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
     """
-    a, b, weak = promoted_pair(a, b)
+    a, b, weak = promoted_pair(a, b, apart=True)
     shape_a, shape_b = a.shape, b.shape  # a tracer works its shape out each time, so once
     _check_matrices(shape_a, shape_b, transpose_a, transpose_b)
     weak = weak and out_dtype is None and all(map(gives_way, (c, alpha, beta, bias)))
     options = option_pairs(kernel, kernel_options)
     dtype = a.dtype
-    out = result_dtype(out_dtype, dtype)
+    given = {"a_scale": a_scale, "b_scale": b_scale}
+    out, sums, accumulator = _types(out_dtype, dtype, scaled=any(scale is not None for scale in given.values()))
     batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], bool(transpose_a), bool(transpose_b))
     a, b = batch.squeeze(a, b, shape_a, shape_b)
     shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])
 
     beta = (1.0 if c is not None else 0.0) if beta is None else beta
-    accumulator = dtypes.summed(dtype, dtype, out)
+    scales = scales_of(given, (dtype, b.dtype), shape_a[-2 if transpose_a else -1], shape)
     static_alpha = static_scaling("alpha", alpha, accumulator, out)
     static_beta = static_scaling("beta", beta, accumulator, out)
     if c is None and static_beta != 0.0:
@@ -107,13 +118,20 @@ def gemm(
     bias = None if bias is None else as_bias("gemm", bias, shape[-1:], "one element a column", out)
     check_activation_of("gemm", activation, out)
 
-    multiply = partial(
-        bind, a, b, dims=dims, precision=precision, kernel=kernel, options=options, batch_invariant=batch_invariant
-    )
-    if static_alpha is None or static_beta is None:
-        # An array scales outside of the kernel, where it can be traced and differentiated.
-        product = multiply(extra=(), out=accumulator, epilogue=Epilogue())
-        product = _reshape(_transpose(product, order), shape) * jnp.asarray(alpha).astype(accumulator)
+    how = {"precision": precision, "kernel": kernel, "options": options, "batch_invariant": batch_invariant}
+    if (
+        scales
+        and c is None
+        and static_alpha is not None
+        and is_matrix_product(a, b, transposed := (transpose_a, transpose_b))
+    ):
+        epilogue = Epilogue(static_alpha, 0.0, bias is not None, activation)
+        return jnp.reshape(bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how), shape)
+    multiply = partial(bind, a, b, dims=dims, **how)
+    if scales or static_alpha is None or static_beta is None:
+        # Arrays scale outside of the kernel, where they can be traced and differentiated.
+        product = _reshape(_transpose(multiply(extra=(), out=sums, epilogue=Epilogue()), order), shape)
+        product = scaled(product, scales.values(), accumulator) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
             c = c.astype(accumulator) * jnp.asarray(beta).astype(accumulator)
         product = apply(Epilogue(1.0, float(c is not None), bias is not None, activation), product, c, bias, out)
@@ -125,6 +143,15 @@ def gemm(
         if not (order is None and batch.is_plain):  # without an axis that broadcasts it has this shape already
             product = _reshape(_transpose(product, order), shape)
     return weakly_typed(product) if weak else product
+
+
+def _types(given: DTypeLike | None, operand: np.dtype, *, scaled: bool) -> tuple[np.dtype, np.dtype, np.dtype]:
+    """Of the result, of the sums, and of what follows them before it is rounded."""
+    if scaled:
+        return scaled_result(given), dtypes.accumulator(operand), np.dtype(np.float32)
+    out = result_dtype(given, operand)
+    accumulator = dtypes.summed(operand, operand, out)
+    return out, accumulator, accumulator
 
 
 def _check_matrices(a: tuple[int, ...], b: tuple[int, ...], transpose_a: bool, transpose_b: bool) -> None:

@@ -53,6 +53,8 @@ ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType(
             ElementType("int8", "s8", 1, "int32", "int32", tensor="8-bit"),
             ElementType("uint8", "u8", 1, "int32", "int32", tensor="8-bit"),
             ElementType("int32", "s32", 4, "int32", "int32"),
+            ElementType("float8_e4m3fn", "e4m3", 1, "float32", "float32", tensor="8-bit"),
+            ElementType("float8_e5m2", "e5m2", 1, "float32", "float32", tensor="8-bit"),
         )
     }
 )
@@ -79,6 +81,17 @@ def default_result(dtype: np.dtype) -> np.dtype:
     if known := ELEMENT_TYPES.get(dtype.name):
         return np.dtype(jnp.dtype(known.result))
     return accumulator(dtype) if jnp.issubdtype(dtype, jnp.integer) else dtype
+
+
+@cache
+def stay_apart(a: np.dtype, b: np.dtype) -> bool:
+    """Whether two types are multiplied as they are, though they differ: of 8 bits each, both integers or both floats.
+
+    jnp would widen such integers to 16 bits, and takes no two types of 8-bit floats.
+    """
+    known = [ELEMENT_TYPES.get(t.name) for t in (a, b)]
+    narrow = all(t is not None and t.tensor == "8-bit" for t in known)
+    return narrow and a != b and jnp.issubdtype(a, jnp.integer) == jnp.issubdtype(b, jnp.integer)
 
 
 @cache

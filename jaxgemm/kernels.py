@@ -57,6 +57,7 @@ class Kernel:
             for an option that changes no sum, and is chosen for the problem at hand.
         gated: whether it computes :func:`jaxgemm.gated_gemm`'s pair of products in one launch.
         grouped: whether it computes the products of :func:`jaxgemm.ragged_dot`.
+        scaled: whether it computes products of 8 bits with scales.
         many: whether it computes those of :func:`jaxgemm.grouped_gemm` in as few launches as it can.
     """
 
@@ -72,6 +73,7 @@ class Kernel:
     batch_invariant: bool
     built: bool
     pins: dict[str, int] = field(default_factory=dict)
+    scaled: bool = False
     gated: bool = False
     grouped: bool = False
     many: bool = False

@@ -4,7 +4,8 @@ The function is traced to a jaxpr, in which the primitive of each eligible produ
 jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
 so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. But a bias
 and an activation become the product's epilogue, and the products of a gated layer one pair
-(jaxgemm/rewriting/fusion.py), and a ``ragged_dot`` a product of groups (jaxgemm/rewriting/ragged.py).
+(jaxgemm/rewriting/fusion.py), and a ``ragged_dot`` a product of groups (jaxgemm/rewriting/ragged.py), and a product of
+dequantised values one of 8 bits (jaxgemm/rewriting/dequantised.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from jaxgemm.products.gated import gated_p
 from jaxgemm.products.kind import KINDS
 from jaxgemm.products.xla_product import narrow_integers
 from jaxgemm.rewriting import nnx_state
+from jaxgemm.rewriting.dequantised import Narrow, narrow_products
 from jaxgemm.rewriting.fusion import Values
 from jaxgemm.rewriting.ragged import as_grouped, equations_of, with_whole_sums
 
@@ -87,6 +89,10 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     A bias along the last axis and an activation that :func:`jaxgemm.gemm` knows, right after a product, become part of
     it, if nothing else reads what stands between. Unless a kernel is named, the two products of a gated layer become
     one :func:`jaxgemm.gated_gemm`, under the same condition.
+
+    Values of 8 bits that are dequantised right before a product are multiplied in 8 bits, and their scales multiply the
+    result (jaxgemm/rewriting/dequantised.py says when). A result may differ by roundings that the program makes and the
+    product in 8 bits does not; a product that asks for an algorithm by name stays as it is.
 
     ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps what is in
     one group from the results of others; what follows them stays in jnp. They stay as they are where ``kernel`` is
@@ -190,11 +196,15 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
     taken: set[int] = set()
     if routing.kernel == "xla":
         return fused, taken
+    for i, product in narrow_products(jaxpr):
+        if wanted := _narrow_params(product, routing):
+            fused[i] = product.replaced(wanted, _route_eqn(product.eqn, routing))
+            taken.add(i)
     values = Values(jaxpr)
     # A kernel by name may have no gated form, or not on several devices.
     for pair in values.pairs() if routing.kernel == "auto" else ():
         eqn, last = jaxpr.eqns[pair.eqns[0]], jaxpr.eqns[pair.eqns[-1]]
-        if not refusal(eqn, routing):
+        if not taken & {*pair.eqns} and not refusal(eqn, routing):
             wanted = _gemm_params(eqn, routing)
             params = {name: wanted[name] for name in _OF_A_PAIR}
             params["activation"] = pair.activation
@@ -210,6 +220,21 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
         fused[found.eqns[-1]] = eqn.replace(primitive=gemm_p, invars=invars, outvars=last.outvars, params=params)
         taken |= {*found.eqns}
     return fused, taken - fused.keys()
+
+
+def _narrow_params(product: Narrow, routing: Routing) -> dict[str, Any]:
+    """The parameters of a product that is to be multiplied in 8 bits; empty if it is not."""
+    params = _gemm_params(product.dot, routing)
+    # An algorithm names the types that are multiplied.
+    if prec.is_algorithm(params["precision"]) or not _names_are_bound(product.dot.invars[0].aval):
+        return {}
+    if routing.kernel != "auto":
+        try:
+            sums = dict(params, preferred_element_type=product.sums)
+            decide(find_kernel(routing.kernel).platform, product.types, sums)
+        except UnsupportedError:
+            return {}
+    return params
 
 
 #: The parameters of a product that those of a gated pair have too.

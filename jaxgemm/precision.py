@@ -34,6 +34,7 @@ ARITHMETICS = {
     "bf16_x9": "multiplies float32 operands as sums of three bfloat16 parts, by 9 products",
     "f16_x3": "scales float32 operands and multiplies them as sums of two float16 parts, by 3 products, or, where that "
     "would lose small numbers, as bf16_x6 does",
+    "promoted": "adds up sums of 128 products of 8-bit floats in float32",
 }
 
 #: Those in which the bits of a row follow from other rows too.
@@ -134,6 +135,8 @@ def arithmetics(precision: Precision, operand: np.dtype) -> tuple[str, ...]:
         if named == "f16_x3":  # whose bits follow from other rows, and which has more passes: bf16_x6 may be faster
             return "f16_x3", "bf16_x6"
         return (named,) if named else ("plain",) * _is_ours(precision, operand)
+    if operand.name.startswith("float8"):  # of which a tensor core keeps few bits of a sum
+        return ("promoted",) if precision and lax.Precision.HIGHEST in precision else ("plain",)
     if operand != np.float32:
         return ("plain",)
     asked = set(precision or (lax.Precision.DEFAULT,))

@@ -57,6 +57,7 @@ class Problem:
         gated: whether the result is ``activation(a b) * (a b_up)``, with a ``b_up`` that lies as ``b`` does.
         groups: of a grouped product, whose inner batch is that of the groups which have a b or a result.
         arithmetic: how elements are multiplied, one of :data:`jaxgemm.precision.ARITHMETICS`.
+        scales: of a and b, of 8 bits: 0 for none, 1 for one of all, 2 for one of each row or column; None: no scales.
     """
 
     m: int
@@ -70,6 +71,7 @@ class Problem:
     gated: bool = False
     groups: Groups | None = None
     arithmetic: str = "plain"
+    scales: tuple[int, int] | None = None
 
     @property
     def flops(self) -> int:

@@ -17,22 +17,28 @@ def attributes(kernel: str, config: tuple[int, ...], problem: Problem) -> dict[s
         kernel: a row of the kernel table, by name.
         config: values for the kernel's options, in their order; empty: the kernel's own defaults.
         problem: what is to be computed. Element types are not among the attributes: they are the buffers' own. Nor is
-            whether it is gated, for which there is a target of its own. Only a grouped product has groups.
+            whether it is gated, for which there is a target of its own. Only a grouped product has groups, and only a
+            scaled one scales.
     """
     epilogue, groups = problem.epilogue, problem.groups
     grouped = {"groups": _integers(1 + groups.sums, groups.count, groups.sizes_batched)} if groups else {}
-    return grouped | {
-        "kernel": kernel,
-        "dims": _integers(problem.m, problem.n, problem.k, *problem.batch),
-        "a": _matrix(problem.a),
-        "b": _matrix(problem.b),
-        "alpha": np.float64(epilogue.alpha),
-        "beta": np.float64(epilogue.beta),
-        "activation": epilogue.activation or "none",
-        "config": _integers(*config),
-        "has_bias": bool(epilogue.has_bias),
-        "arithmetic": problem.arithmetic,
-    }
+    scaled = {"scales": _integers(*problem.scales)} if problem.scales else {}
+    return (
+        grouped
+        | scaled
+        | {
+            "kernel": kernel,
+            "dims": _integers(problem.m, problem.n, problem.k, *problem.batch),
+            "a": _matrix(problem.a),
+            "b": _matrix(problem.b),
+            "alpha": np.float64(epilogue.alpha),
+            "beta": np.float64(epilogue.beta),
+            "activation": epilogue.activation or "none",
+            "config": _integers(*config),
+            "has_bias": bool(epilogue.has_bias),
+            "arithmetic": problem.arithmetic,
+        }
+    )
 
 
 def many_attributes(kernel: str, config: tuple[int, ...], problems: Sequence[Problem]) -> dict[str, Any]:

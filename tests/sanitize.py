@@ -68,6 +68,21 @@ PLANES: tuple[dict[str, Any], ...] = tuple(
         {"tile_m": 128, "tile_n": 64, "split_k": 3},
     )
 )
+#: Of 8 bits, aligned: tiles from shared memory and, of row-major weights, from registers; and sums in registers.
+BYTES: dict[str, tuple[dict[str, Any], ...]] = {
+    "NT": (
+        {"tile_m": 128, "tile_n": 256, "cluster_n": 2},
+        {"tile_m": 64, "tile_n": 64, "split_k": 3, "swap": 2},
+        {"tile_m": 128, "tile_n": 128, "precision": "highest"},
+    ),
+    "NN": (
+        {"tile_m": 128, "tile_n": 256},
+        {"tile_m": 128, "tile_n": 64, "cluster_m": 2},
+        {"tile_m": 128, "tile_n": 16, "split_k": 2},
+    ),
+    "TN": ({},),
+}
+BYTES_SHAPE = (272, 304, 400)
 EIGHTHS: tuple[dict[str, int], ...] = (
     {"every_eighth": 2, "tile_m": 128, "tile_n": 256, "cluster_m": 1, "cluster_n": 1},
     {"every_eighth": 2, "tile_m": 128, "tile_n": 128},
@@ -250,6 +265,14 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
         for options in PLANES:
             p = Product.random(rng, CLUSTERED, types, layout, beta=1.0)
             yield f"sm90 {options} {p.label}", p, "sm90", options
+    narrow = [t for t in find_kernel("sm90").types if t[0] in ("int8", "float8_e4m3fn")] if "sm90" in kernels else []
+    for types, (layout, settings) in itertools.product(narrow, BYTES.items()):
+        for shape, given in ((BYTES_SHAPE, settings), (SHAPES[1], ({},))):
+            for options in given:
+                if types[0] == "int8" and "precision" in options:
+                    continue
+                p = Product.random(rng, shape, types, layout, alpha=2.0)
+                yield f"sm90 {options} {p.label}", p, "sm90", options
     for shape in (*SHAPES, CLUSTERED) if "sm90" in kernels else ():
         p = Product.random(rng, shape, find_kernel("sm90").types[0])
         for options in EIGHTHS if shape == CLUSTERED else EIGHTHS[:-1]:

@@ -103,6 +103,50 @@ _BF16_SHAPES: tuple[Shape, ...] = (
 )
 
 
+# 8 bits: weights row-major and along k, few rows and many, a layer's gradient, and rows that begin anywhere.
+_8BIT_SHAPES: tuple[Shape, ...] = (
+    *((m, 8192, 8192) for m in (1, 16, 128, 512, 2048, 8192)),
+    (16, 4096, 14336),
+    (2048, 14336, 4096),
+    *((n, n, n) for n in (256, 512, 1024, 2048, 4096)),
+    (2047, 2049, 2051),
+    (300, 520, 1001),
+)
+
+
+def _8bit(dtype: str, **more: Any) -> tuple[Case, ...]:
+    """Row-major weights for all shapes, other layouts for some."""
+    return (
+        *(Case(*shape, dtype, **more) for shape in _8BIT_SHAPES),
+        *(
+            Case(m, n, k, dtype, layout, **more)
+            for layout in ("NT", "TN")
+            for m, n, k in (
+                (16, 8192, 8192),
+                (128, 8192, 8192),
+                (2048, 8192, 8192),
+                (8192, 8192, 8192),
+                (1024, 1024, 1024),
+            )
+            if layout == "NT" or m > 128
+        ),
+        Case(256, 256, 256, dtype, batch=64, **more),
+    )
+
+
+# XLA takes very long for products of uint8.
+_INT8: tuple[Case, ...] = (
+    *_8bit("int8"),
+    *(Case(m, n, k, "uint8") for m, n, k in ((16, 8192, 8192), (1024, 1024, 1024), (2048, 8192, 8192))),
+)
+_FP8: tuple[Case, ...] = (
+    *_8bit("float8_e4m3fn", out="bfloat16"),
+    *(Case(m, 8192, 8192, "float8_e5m2", out="bfloat16") for m in (16, 2048)),
+    Case(2048, 8192, 8192, "float8_e4m3fn"),
+    Case(2048, 8192, 8192, "float8_e4m3fn", out="bfloat16", bias=True, activation="gelu"),
+)
+
+
 def _square(n: int, **more: Any) -> Case:
     return Case(n, n, n, "bfloat16", **more)
 
@@ -351,6 +395,8 @@ SUITES: dict[str, Suite] = {
     "precisions": Suite(_PRECISIONS, ("auto",)),
     "bf16": Suite(tuple(Case(m, n, k, "bfloat16") for m, n, k in _BF16_SHAPES), ("auto", "sm90")),
     "16bit": Suite(_16BIT, ("auto", "sm90")),
+    "int8": Suite(_INT8, ("auto", "sm90")),
+    "fp8": Suite(_FP8, ("auto", "sm90")),
     "unseen": Suite(_UNSEEN, ("auto", "sm90")),
     "survey": Suite(_survey(_KINDS, 12, 2041), ("auto", "sm90")),
     "flat": Suite(_FLAT, ("auto", "sm90")),

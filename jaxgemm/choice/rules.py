@@ -290,6 +290,10 @@ GATED_COMPOSED = Reason(
 )
 GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes the pair in one launch")
 
+#: How a product of 8 bits with scales is computed.
+SCALED_COMPOSED = Reason("scaled-composed", "no kernel of ours is known to be faster for 8 bits; jnp scales a product")
+SCALED_MISSING = Reason("no-scaled-form", "no kernel that may run here scales what it multiplies")
+
 #: How a grouped product is computed.
 GROUPED_ONE_LAUNCH = Reason(
     "grouped-one-launch", "one launch for all groups, unless dense products are modelled and should take less"
@@ -317,6 +321,7 @@ SETTLED = frozenset(reason.name for reason in (*FACTS.rules, BY_NAME, SYMBOLIC))
 #: All that decides and is no rule: these need what their caller knows.
 REASONS = (
     *(BY_NAME, SYMBOLIC, DIVIDED, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
+    *(SCALED_COMPOSED, SCALED_MISSING),
     *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_NAMED, GROUPED_SHORT_SUMS, GROUPED_NOTHING, GROUPED_MISSING),
     *(MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
 )

@@ -52,7 +52,12 @@ def select(
 
 
 #: What a kernel has that computes several products at once, by the attribute of its row.
-_FORMS = {"gated": "gated form", "grouped": "grouped form", "many": "form for many products"}
+_FORMS = {
+    "gated": "gated form",
+    "scaled": "form for scales",
+    "grouped": "grouped form",
+    "many": "form for many products",
+}
 
 
 def in_one_launch(

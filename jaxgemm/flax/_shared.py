@@ -44,6 +44,10 @@ class Seen:
 
     def __init__(self, module: Any, **replaced: Any):
         self._module = module
+        self.replace(**replaced)
+
+    def replace(self, **replaced: Any) -> None:
+        """Replace more of them."""
         self.__dict__.update(replaced)
 
     def __getattr__(self, name: str) -> Any:

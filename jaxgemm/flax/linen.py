@@ -3,6 +3,15 @@
 Each is a drop-in for flax's layer of the same name: arguments, parameters, initial values and checkpoints are the
 same. Two fields come after flax's: ``activation`` and ``kernel``, as :func:`jaxgemm.gemm` takes them.
 :class:`MoE` is a layer that flax does not have.
+
+:class:`Dense` and :class:`DenseGeneral` also have ``quantize``, "int8" or "fp8", for inference with weights and inputs
+of 8 bits: a weight's scale is its feature's, an input's its row's. Weights are quantized once if the collection
+"quantized" is made of them first, after which no parameter ``kernel`` is read; without it every call quantizes them::
+
+    _, made = model.apply(variables, x, mutable=["quantized"])
+    y = model.apply({**variables, **made}, x)
+
+Such layers have no derivative.
 """
 
 from __future__ import annotations
@@ -16,7 +25,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.module import merge_param
 
-from jaxgemm.flax import _moe, _shared
+from jaxgemm.flax import _moe, _quantized, _shared
 
 # flax wraps methods in bookkeeping (scopes, interceptors) that our own methods get as well; once is enough.
 _dense = inspect.unwrap(nn.Dense.__call__)
@@ -32,7 +41,32 @@ def _seen(layer: Any) -> Any:
     """The layer with our product in place of flax's, unless the user gave one."""
     if layer.dot_general_cls is not None or layer.dot_general is not None:
         return layer
+    if getattr(layer, "quantize", None) is not None:
+        return _seen_quantized(layer)
     return _shared.Seen(layer, dot_general=partial(_shared.pend, kernel=layer.kernel))
+
+
+_COLLECTION = "quantized"
+
+
+def _seen_quantized(layer: Any) -> Any:
+    """The layer with values of 8 bits as its weights, and our product of these."""
+    seen = _shared.Seen(layer, promote_dtype=_quantized.promoting(layer))
+
+    def param(name: str, *how: Any) -> Any:
+        if name != "kernel":
+            return layer.param(name, *how)
+        if layer.has_variable(_COLLECTION, name):
+            weights = _quantized.Weights(*layer.get_variable(_COLLECTION, name))
+        else:
+            weights = _quantized.quantized(layer, layer.param(name, *how))
+            if layer.is_mutable_collection(_COLLECTION) and not layer.is_initializing():
+                layer.put_variable(_COLLECTION, name, weights)
+        seen.replace(dot_general=partial(_quantized.pend, kernel=layer.kernel, scales=weights.scales))
+        return weights.values
+
+    seen.replace(param=param)
+    return seen
 
 
 class _Fused(nn.Module):
@@ -44,7 +78,15 @@ class _Fused(nn.Module):
         super().__post_init__()
 
 
-class Dense(_Fused, nn.Dense):
+class _Quantized(_Fused):
+    quantize: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _quantized.check(self, self.dot_general_cls is not None or self.dot_general is not None)
+
+
+class Dense(_Quantized, nn.Dense):
     """``flax.linen.Dense`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     @nn.compact
@@ -53,7 +95,7 @@ class Dense(_Fused, nn.Dense):
         return _shared.finish(_dense(_seen(self), inputs), self.activation)
 
 
-class DenseGeneral(_Fused, nn.DenseGeneral):
+class DenseGeneral(_Quantized, nn.DenseGeneral):
     """``flax.linen.DenseGeneral`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     @nn.compact

@@ -3,6 +3,10 @@
 Each is a drop-in for flax's layer of the same name: arguments, parameters, initial values and state are the same.
 Two keywords are added: ``activation`` and ``kernel``, as :func:`jaxgemm.gemm` takes them. The latter is kept as
 ``gemm_kernel``, because a layer's ``kernel`` is its weights. :class:`MoE` is a layer that flax does not have.
+
+:class:`Linear` and :class:`LinearGeneral` also take ``quantize``, "int8" or "fp8", for inference with weights and
+inputs of 8 bits: a weight's scale is its feature's, an input's its row's. :func:`quantize` quantizes the weights of a
+model once, after they were loaded; before, every call does. Such layers have no derivative.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxgemm.flax import _moe, _shared
+from jaxgemm.flax import _moe, _quantized, _shared
 
 
 class _Fused(nnx.Module):
@@ -28,7 +32,16 @@ class _Fused(nnx.Module):
         _check(self)
 
 
-class Linear(_Fused, nnx.Linear):
+class _Quantized(_Fused):
+    quantize: str | None
+
+    def __init__(self, *arguments: Any, quantize: str | None = None, **keywords: Any):
+        self.quantize = quantize
+        super().__init__(*arguments, **keywords)
+        _quantized.check(self, bool(_given(self)))
+
+
+class Linear(_Quantized, nnx.Linear):
     """``flax.nnx.Linear`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
@@ -36,7 +49,7 @@ class Linear(_Fused, nnx.Linear):
         return _shared.finish(nnx.Linear.__call__(_seen(self), inputs, out_sharding), self.activation)
 
 
-class LinearGeneral(_Fused, nnx.LinearGeneral):
+class LinearGeneral(_Quantized, nnx.LinearGeneral):
     """``flax.nnx.LinearGeneral`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
@@ -148,5 +161,41 @@ def _seen(layer: Any) -> Any:
     """The layer with our product in place of flax's, unless the user gave one."""
     if _given(layer):
         return layer
+    if getattr(layer, "quantize", None) is not None:
+        weights = _weights(layer)
+        product = partial(_quantized.pend, kernel=layer.gemm_kernel, scales=weights.scales)
+        promote = _quantized.promoting(layer)
+        return _shared.Seen(layer, kernel=weights.values, promote_dtype=promote, dot_general=product)
     ours = {name: partial(x, kernel=layer.gemm_kernel) for name, (_, x) in _PRODUCTS.items() if x is not None}
     return _shared.Seen(layer, **ours)
+
+
+class Quantized(nnx.Variable[jax.Array]):
+    """What the weights of a quantized layer became: values of 8 bits, or their scales."""
+
+
+def _weights(layer: Any) -> _quantized.Weights:
+    """The values of a quantized layer, and their scales."""
+    if isinstance(layer.kernel, Quantized):
+        return _quantized.Weights(layer.kernel[...], layer.kernel_scale[...])
+    return _quantized.quantized(layer, layer.kernel[...])
+
+
+def quantize(model: nnx.Module) -> nnx.Module:
+    """Replace the weights of a model's layers that have ``quantize`` by values of 8 bits, once.
+
+    A layer's ``kernel`` then is a :class:`Quantized` variable of values, and ``kernel_scale`` one of their scales, of
+    shape (1, n). Layers without ``quantize``, and what is quantized already, stay as they are.
+
+    Args:
+        model: a module with such layers; it is changed in place.
+
+    Returns:
+        The model.
+    """
+    for _, module in nnx.iter_modules(model):
+        layer: Any = module if isinstance(module, _Quantized) and module.quantize is not None else None
+        if layer is not None and not isinstance(layer.kernel, Quantized):
+            weights = _weights(layer)
+            layer.kernel, layer.kernel_scale = Quantized(weights.values), Quantized(weights.scales)
+    return model

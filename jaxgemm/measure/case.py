@@ -25,7 +25,7 @@ ALGORITHMS = ("F32_F32_F32", *BY_PARTS)
 PRECISIONS = ("default", "highest", *ALGORITHMS)
 
 _SAMPLED_ROWS = 64
-_DATA = "data="
+_DATA, _OUT = "data=", "->"
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Case:
         activation: what is applied last, a name that ``gemm`` takes, or None.
         data: what operands hold, one of ``jaxgemm.measure.data.KINDS`` for types with fractions; None: standard-normal
             numbers of the operands' own type, or those of an integer's whole range.
+        out: type of the result, by NumPy's name; None: what ``gemm`` returns unless asked for another.
     """
 
     m: int
@@ -54,11 +55,12 @@ class Case:
     bias: bool = False
     activation: str | None = None
     data: str | None = None
+    out: str | None = None
 
     @property
     def out_dtype(self) -> str:
-        """What ``gemm`` returns unless asked for another type: 8-bit integers give int32."""
-        return ELEMENT_TYPES[self.dtype].result
+        """The result's type; unless it is given, 8-bit integers give int32, and 8-bit floats float32."""
+        return self.out or ELEMENT_TYPES[self.dtype].result
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -71,7 +73,8 @@ class Case:
     def to_json(self) -> dict[str, Any]:
         """Plain values, as rows of results have them."""
         precision = self.precision if self.dtype == "float32" else None
-        return {"problem": str(self), **asdict(self), "out_dtype": self.out_dtype, "precision": precision}
+        given = {name: value for name, value in asdict(self).items() if name != "out"}
+        return {"problem": str(self), **given, "out_dtype": self.out_dtype, "precision": precision}
 
     @property
     def plain(self) -> bool:
@@ -105,12 +108,15 @@ class Case:
         return jax.lax.Precision.HIGHEST if self.precision == "highest" else jax.lax.Precision.DEFAULT
 
     def __str__(self) -> str:
-        """As in "1024x64x64@8 NT bf16 +bias gelu", or "64x64x64 NN f32 BF16_BF16_F32_X6 data=softmax"."""
+        """As in "1024x64x64@8 NT bf16 +bias gelu", "64x64x64 NN f32 BF16_BF16_F32_X6 data=softmax", or "8x8x8 NN e4m3
+        ->bf16".
+        """
         batch = "" if self.batch is None else f"@{self.batch}"
-        short = next(short for short, name in DTYPES.items() if name == self.dtype)
+        short = ELEMENT_TYPES[self.dtype].short
         algorithm = f" {self.precision}" if self.dtype == "float32" and self.precision in ALGORITHMS else ""
         after = f"{' +bias' if self.bias else ''}{f' {self.activation}' if self.activation else ''}"
         after += f" {_DATA}{self.data.replace(' ', '-')}" if self.data else ""
+        after += f" {_OUT}{ELEMENT_TYPES[self.out].short}" if self.out else ""
         return f"{self.m}x{self.n}x{self.k}{batch} {self.layout} {short}{algorithm}{after}"
 
     def ours(self, a: jax.Array, b: jax.Array, bias: jax.Array | None = None, **options: Any) -> jax.Array:
@@ -175,8 +181,10 @@ def parse_case(text: str) -> Case:
     algorithm = next((word for word in after if word in ALGORITHMS), "highest")
     named = next((word for word in after if word.startswith(_DATA)), "")
     data = next((name for name in KINDS if name.replace(" ", "-") == named.removeprefix(_DATA)), None)
-    activation = next((word for word in after if word not in ("", "+bias", algorithm, named)), None)
-    case = Case(m, n, k, parse_dtype(dtype), layout, batch, algorithm, "+bias" in after, activation, data)
+    result = next((word for word in after if word.startswith(_OUT)), "")
+    out = parse_dtype(result.removeprefix(_OUT)) if result else None
+    activation = next((word for word in after if word not in ("", "+bias", algorithm, named, result)), None)
+    case = Case(m, n, k, parse_dtype(dtype), layout, batch, algorithm, "+bias" in after, activation, data, out)
     if str(case) != text:
         raise ValueError(f"malformed product {text!r}: expected something like {case}")
     return case

@@ -20,8 +20,11 @@ from jaxgemm.kernels import configuration, find_kernel
 Options = tuple[tuple[str, int], ...]
 
 
-def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, bool]:
-    """Both as arrays of the type that jnp promotes them to, and whether jnp's product of them is weakly typed."""
+def promoted_pair(a: ArrayLike, b: ArrayLike, *, apart: bool = False) -> tuple[jax.Array, jax.Array, bool]:
+    """Both as arrays of the type that jnp promotes them to, and whether jnp's product of them is weakly typed.
+
+    ``apart``: two types of 8 bits that are multiplied as they are stay as they are.
+    """
     x, y = as_array("a", a), as_array("b", b)
     given = x.dtype, y.dtype
     if not (_is_multiplied(given[0]) and _is_multiplied(given[1])):
@@ -29,6 +32,8 @@ def promoted_pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, boo
     weak_x, weak_y = x.weak_type, y.weak_type
     if given[0] == given[1] and not (weak_x and weak_y):
         return x, y, False
+    if apart and dtypes.stay_apart(*given):
+        return _as(x, given[0]), _as(y, given[1]), False
     dtype = np.dtype(jnp.result_type(x, y))
     # Operands are bound as strongly typed, and the result is made weak at the end: a product that is composed of jnp's
     # functions would lose the weakness on its way.
@@ -49,13 +54,13 @@ def promoted(name: str, values: Sequence[ArrayLike]) -> tuple[list[jax.Array], b
 
 
 def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tuple[jax.Array, jax.Array]:
-    """Both operands in one type, as kernels take them; unchanged where jnp promotes the two to no type.
+    """Both operands in one type, as kernels take them; unchanged where they stay apart, or jnp promotes them to none.
 
     The type is what jnp promotes both and ``out``, the result's type if given, to. Without it, an int32 beside a
     bfloat16 would be rounded to bfloat16, where ``lax.dot_general`` into float32 multiplies it in float32.
     """
     common = dtypes.common(x.dtype, y.dtype)
-    if common is None:
+    if common is None or dtypes.stay_apart(x.dtype, y.dtype):
         return x, y
     wide = common if out is None else dtypes.common(common, out) or common
     return _as(x, wide), _as(y, wide)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgemm import wire
-from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, TARGET
+from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, SCALED_TARGET, TARGET
 from jaxgemm.choice.resolve import Choice
 from jaxgemm.problem import Problem
 
@@ -21,12 +21,13 @@ _ALIGNMENT = 256
 def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Sequence[jax.Array]) -> jax.Array:
     """The problem by the chosen kernel, a result of this shape.
 
-    Operands are a, b[, b_up][, sizes, offset][, c][, bias].
+    Operands are a, b[, b_up][, sizes, offset][, c][, bias][, a_scale][, b_scale].
     """
     assert choice.kernel is not None
     targets = (GROUPED_TARGET, GROUPED_GATED_TARGET) if problem.groups else (TARGET, GATED_TARGET)
     attributes = wire.attributes(choice.kernel.name, choice.config, replace(problem, arithmetic=choice.arithmetic))
-    return _run(targets[problem.gated], choice, [shape], problem.dtypes[2], operands, attributes)[0]
+    target = SCALED_TARGET if problem.scales else targets[problem.gated]
+    return _run(target, choice, [shape], problem.dtypes[2], operands, attributes)[0]
 
 
 def call_list(choice: Choice, problems: Sequence[Problem], operands: Sequence[jax.Array]) -> list[jax.Array]:

@@ -20,6 +20,8 @@ E4, E5 = "float8_e4m3fn", "float8_e5m2"
 
 #: Types that jnp promotes to none.
 APART = ((E4, E5), (E5, E4), (E4, "bfloat16"), ("bfloat16", E4), (E5, "float32"), ("bfloat16", "int4"))
+#: Those that gemm multiplies as they are.
+EIGHTS = APART[:2]
 PAIRS = (
     *APART,
     ("int8", "float32"),
@@ -125,9 +127,20 @@ def test_a_kernel_by_name_refuses_what_jnp_does_not_promote(pair, rng):
         with pytest.raises(jaxgemm.UnsupportedError, match=f"got {pair[0]} x {pair[1]}") as error:
             jaxgemm.dot_general(x, y, MATMUL, **how)
         assert "it supports float32 x float32 -> float32" in str(error.value)
-    for function in (jaxgemm.matmul, jaxgemm.gemm, jnp.matmul):
+    for function in (jaxgemm.matmul, jnp.matmul) if pair in EIGHTS else (jaxgemm.matmul, jaxgemm.gemm, jnp.matmul):
         with pytest.raises(jax.dtypes.TypePromotionError):
             function(x, y)
+
+
+@pytest.mark.parametrize("pair", [*EIGHTS, ("int8", "uint8"), ("uint8", "int8")], ids="-".join)
+def test_gemm_takes_two_types_of_8_bits(pair, rng):
+    """Into float32, or int32; jnp widens such integers, and takes no two types of such floats."""
+    x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
+    got = jaxgemm.gemm(x, y)
+    assert got.dtype == (np.float32 if pair in EIGHTS else np.int32)
+    np.testing.assert_allclose(got, wide(x) @ wide(y), rtol=1e-6, atol=1e-5)
+    if pair not in EIGHTS:
+        same(jaxgemm.matmul(x, y), jnp.matmul(x, y))
 
 
 @pytest.mark.parametrize("preferred", [None, "float32", "float64"])
@@ -225,10 +238,13 @@ def test_override_leaves_them(pair, rng):
         routed = jaxgemm.override(function, kernel=kernel)
         same(routed(x, y), function(x, y))
         explained = jaxgemm.explain(routed, x, y)
-        if narrow_integers(x, y):  # ours to hand to XLA, which needs them padded on CUDA
+        if narrow_integers(x, y) or (pair in EIGHTS and kernel == "auto"):  # ours to hand to XLA, padded on CUDA
             assert [product.kernel for product in explained.products] == ["xla"]
             continue
         (left,) = explained.left
+        if pair in EIGHTS:
+            assert left.why.startswith(f"kernel 'host' got {pair[0]} x {pair[1]}")
+            continue
         assert left.why == f"no kernel multiplies {pair[0]} by {pair[1]}"
 
 
@@ -238,7 +254,8 @@ def test_sums_of_8_bit_floats(dtype, rng):
     x, y, bias = random(rng, (5, 64), dtype), random(rng, (64, 6), dtype), random(rng, (6,), "float32")
     got = jaxgemm.gemm(x, y, bias=bias, alpha=0.5, out_dtype=jnp.float32)
     np.testing.assert_allclose(got, 0.5 * (wide(x) @ wide(y)) + wide(bias), rtol=1e-5, atol=1e-4)
-    same(jaxgemm.gemm(x, y), x @ y)
+    near(jaxgemm.gemm(x, y), lax.dot_general(x, y, MATMUL, preferred_element_type=jnp.float32), 1e-6)
+    same(jaxgemm.matmul(x, y), x @ y)
 
 
 def test_explain_says_whose_they_are():

@@ -21,7 +21,8 @@ from jaxgemm.measure.timing import device_recorder
 from jaxgemm.problem import Matrix, Problem
 
 ROW = find_kernel("sm90")
-TYPES = [types[0::2] for types in ROW.types if types[0] != "float32"]  # planes are of single products
+#: Planes, and operands of 8 bits, are of single products.
+TYPES = [types[0::2] for types in ROW.types if dtype_of(types[0]).itemsize == 2]
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
 #: Products in a launch at most, and unaligned operands in a copy's: as many as a kernel's parameters hold.
 IN_A_LAUNCH, IN_A_COPY = 63, 315

@@ -21,7 +21,7 @@ _HELPERS = ("reduce", "repack", "split", "find_largest")
 #: The fields of sm90's TileConfig (ffi/cuda/sm90/configs.h), whose values mangled names give in this order.
 _TILE = (
     *("tile_m", "tile_n", "consumers", "schedule", "gated", "blocks", "realigns", "every_eighth", "tokens", "many"),
-    *("staging_buffers", "planes"),
+    *("staging_buffers", "planes", "turned"),
 )
 
 #: A line of a disassembly: the name of the instruction, behind its predicate.
@@ -92,6 +92,12 @@ class Function:
         """Whether the types in its signature are these: a, b and d of a row of the kernel table."""
         found = re.search(r"5DTypeE(\d)E" + r"LS\w*?_(\d)E" * 2, self.mangled)
         return found is not None and [int(x) for x in found.groups()] == [TYPES[x] for x in types[:3]]
+
+    @property
+    def narrow(self):
+        """Of a function of sm90's, what multiplies operands of 8 bits, as their types are mangled; empty for wider."""
+        found = re.search(r"7ProductI([ah]{2}i|NS_4E[45]M[23]E\w*?f)E", self.mangled)
+        return found[1] if found else ""
 
     @property
     def tile(self):

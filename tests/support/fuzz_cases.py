@@ -93,7 +93,7 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
     at = rng.choice(len(weights), p=weights / weights.sum())
     row = rows[at] if at < len(rows) else None
     types = tuple(one(rng, row.types if row else _every_type(rows)))
-    if rng.random() < (0.3 if row is None or row.gated else 0.03) and not types[0].endswith("int8"):
+    if rng.random() < (0.3 if row is None or row.gated else 0.03) and dtype_of(types[0]).itemsize > 1:
         return _gated(rng, row.name if row else "auto", types)
     batches = _batches(rng)
     shape = _extents(rng, math.prod(np.broadcast_shapes(*batches)), thin=row is not None and row.name == "gemv")

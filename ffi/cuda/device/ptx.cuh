@@ -82,6 +82,15 @@ __device__ __forceinline__ void release_next_kernel() {
 #endif
 }
 
+__device__ __forceinline__ uint32_t load_shared_u32(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared_u32(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

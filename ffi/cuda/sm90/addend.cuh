@@ -8,6 +8,7 @@
 #include "../device/mma.cuh"
 #include "../device/pair.cuh"
 #include "engine.cuh"
+#include "narrow.cuh"
 #include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -44,12 +45,17 @@ class Addend {
     const float beta = p_.out.beta;
 #pragma unroll
     for (int j = 0; j < kCols; j += 16) {
+      if constexpr (kSwap && E::kTurned) {
+        add_pairs<kValues>(x, buffer, lane, j);
+        add_pairs<kValues>(x, buffer, lane, j + PairedColumns::kColumns);
+        continue;
+      }
       uint32_t r[4];
       load_matrix_x4<kSwap>(
-          r, staging_ + buffer * E::kStagingBufferBytes + staged_matrix<kSwap, kCols>(j, lane));
+          r, staging_ + buffer * E::kStagingBufferBytes + staged_matrix<kSwap, kCols, E::kTurned>(j, lane));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 c = unpack<typename E::Narrow>(r[i]);
+        const float2 c = unpack_narrow<E>(p_.out, r[i]);
         x[j / 2 + 2 * i] = fmaf(beta, c.x, x[j / 2 + 2 * i]);
         x[j / 2 + 2 * i + 1] = fmaf(beta, c.y, x[j / 2 + 2 * i + 1]);
       }
@@ -58,6 +64,23 @@ class Addend {
   }
 
  private:
+  // Adds to a lane's two pairs of rows in 8 columns.
+  template <int kValues>
+  __device__ __forceinline__ void add_pairs(float (&x)[kValues], int buffer, int lane, int column) const {
+    const PairedColumns pairs(lane);
+    const uint32_t from =
+        staging_ + buffer * E::kStagingBufferBytes + staged_matrix<true, kCols, true>(0, lane);
+    uint32_t a = load_shared_u32(from + pairs.first(column)),
+             b = load_shared_u32(from + pairs.second(column));
+    pairs.order(a, b);
+    const float2 left = unpack_narrow<E>(p_.out, a), right = unpack_narrow<E>(p_.out, b);
+    float* const values = x + column / 2;
+    values[0] = fmaf(p_.out.beta, left.x, values[0]);
+    values[1] = fmaf(p_.out.beta, right.x, values[1]);
+    values[2] = fmaf(p_.out.beta, left.y, values[2]);
+    values[3] = fmaf(p_.out.beta, right.y, values[3]);
+  }
+
   const typename E::Parameters& p_;
   uint32_t staging_, barriers_;
   uint32_t phases_ = 0;  // a bit for each buffer: the parity of its barrier

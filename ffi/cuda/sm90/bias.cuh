@@ -1,8 +1,9 @@
 // A tile's bias, in the registers of the warp that adds it.
 #pragma once
 
-#include "../device/pair.cuh"
 #include "engine.cuh"
+#include "narrow.cuh"
+#include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -30,7 +31,7 @@ class TileBias {
     if (out.swap) {
 #pragma unroll
       for (int i = 0; i < 2 * E::kBlocksM; ++i) {
-        const int row = static_cast<int>(first.row) + i / 2 * 64 + i % 2 * 8 + lane / 4;
+        const int row = static_cast<int>(first.row) + i / 2 * 64 + row_of_line<E::kTurned>(i % 2, lane / 4);
         if (row < cols) raw_[i] = load_ahead_u16(bias + row);
       }
     } else {
@@ -53,7 +54,7 @@ class TileBias {
     if constexpr (kSwap) {
 #pragma unroll
       for (int i = 0; i < 2 * E::kBlocksM; ++i) {
-        if (i / 2 == strip / kStrips) bias.value[i % 2] = unpack<typename E::Narrow>(as_loaded(raw_[i])).x;
+        if (i / 2 == strip / kStrips) bias.value[i % 2] = unpack_narrow<E>(out, as_loaded(raw_[i])).x;
       }
     } else {
       uint32_t pair = as_loaded(raw_[0]);
@@ -61,7 +62,7 @@ class TileBias {
       for (int i = 1; i < kStrips; ++i) pair = strip % kStrips == i ? as_loaded(raw_[i]) : pair;
 #pragma unroll
       for (int i = 0; i < kCols / 8; ++i) {
-        const float2 x = unpack<typename E::Narrow>(__shfl_sync(0xffffffffu, pair, 4 * i + lane % 4));
+        const float2 x = unpack_narrow<E>(out, __shfl_sync(0xffffffffu, pair, 4 * i + lane % 4));
         bias.value[2 * i] = x.x;
         bias.value[2 * i + 1] = x.y;
       }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "bytes/copies.h"
 #include "choose_grouped.h"
 #include "options.h"
 #include "planes/tail.h"
@@ -55,7 +56,15 @@ RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t
 
 // Whether K may be split into partial results. The kernel that adds them counts results in fours, in 31 bits.
 bool splittable(const GemmProblem& p, const Shape& s) {
-  return !p.gated && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
+  // Scales are applied to whole sums.
+  return !p.gated && !p.scaled() && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
+}
+
+// Whether the blocks of a cluster may share K.
+bool sliceable(const GemmProblem& p, const TileConfig& t, const Config& c) {
+  if (accumulator_of(p.a.dtype) == DType::kS32) return false;  // what they exchange are sums in fp32
+  return fixed(p, "reduction") != static_cast<int>(Reduction::kWorkspace) && c.cluster_m * c.cluster_n == 1 &&
+         fixed(p, "grid") != static_cast<int>(Grid::kResident);
 }
 
 // Whether y, which is x here, may be shifted on its way: where it is unaligned, or the option asks for it.
@@ -88,8 +97,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
   // Where the option asks for sums in a cluster, K is split there or not at all.
   const bool in_cluster = fixed(p, "reduction") == static_cast<int>(Reduction::kCluster);
   const auto slice = [&](int split) {
-    if (fixed(p, "reduction") == static_cast<int>(Reduction::kWorkspace) || !t.can_slice(split)) return;
-    if (c.cluster_m * c.cluster_n > 1 || fixed(p, "grid") == static_cast<int>(Grid::kResident)) return;
+    if (!sliceable(p, t, c) || !t.can_slice(split)) return;
     Config sliced = c;
     sliced.split_k = split;
     sliced.reduction = Reduction::kCluster;
@@ -138,7 +146,8 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
 // Whether the problem, and the options that it fixes, allow a tile.
 bool tile_allowed(const GemmProblem& p, const Shape& s, int tile, bool swap) {
   const TileConfig& t = kTiles[tile];
-  if (t.planes != of_planes(p)) return false;
+  if (t.planes != (of_planes(p) || promoted(p)) || t.turned != (of_bytes(p) && s.x_mn_major)) return false;
+  if (of_bytes(p) && (!has_8bit_form(t) || s.y_mn_major)) return false;
   if (!t.is_dense() || t.gated != (!p.gated ? Axis::kNone : swap ? Axis::kRows : Axis::kColumns))
     return false;
   if (!options_allow(p, {.tile = tile}, {Scope::kTile})) return false;

@@ -49,6 +49,7 @@ struct TileConfig {
   bool many = false;                      // of any of many products of different shapes: see many.cuh
   int staging_buffers = kStagingBuffers;  // of each consumer warp
   bool planes = false;                    // of fp32 operands in planes of 16 bits: see planes/planes.h
+  bool turned = false;                    // of an MN-major x of 8 bits, from registers: see bytes/turned.cuh
 
   // Whether the tile is of one product, or of a batch of equal ones, whose extents the host knows.
   constexpr bool is_dense() const { return tokens == Axis::kNone && !many; }
@@ -68,20 +69,24 @@ struct TileConfig {
   }
   // Whether the tile has a form that multiplies kNarrowColumns only.
   constexpr bool has_narrow_form() const {
-    return gated == Axis::kNone && tile_n > kNarrowColumns && !realigns && is_dense() && !planes;
+    return gated == Axis::kNone && tile_n > kNarrowColumns && !realigns && is_dense() && !planes && !turned;
   }
   // A thread's registers for results.
   constexpr int accumulators() const { return warpgroup_rows() * tile_n / 128; }
   // Columns of a strip, which is what a warp finishes at a time: 16 rows of these. With more than 128
-  // accumulators, or three consumers, there are registers for 32 columns only.
-  constexpr int strip_columns() const {
-    const bool wide = consumers < 3 && accumulators() <= 128 && ceil_div(result_n(), 32) % 2 == 0;
+  // accumulators (64 of operands of 8 bits, which have scales), or three consumers, there are registers for
+  // 32 columns only.
+  constexpr int strip_columns(int element_bytes) const {
+    const int most = element_bytes == 1 ? 64 : 128;
+    const bool wide = consumers < 3 && accumulators() <= most && ceil_div(result_n(), 32) % 2 == 0;
     return result_n() < 32 ? 16 : wide ? 64 : 32;
   }
   // Strips side by side in a tile. Where strip_columns() does not divide result_n(), the last strip overlaps
   // the one before it and their common columns are stored twice, as no copy may reach beyond the tile.
-  constexpr int strips() const { return static_cast<int>(ceil_div(result_n(), strip_columns())); }
-  constexpr int whole_strips() const { return result_n() / strip_columns(); }
+  constexpr int strips(int element_bytes) const {
+    return static_cast<int>(ceil_div(result_n(), strip_columns(element_bytes)));
+  }
+  constexpr int whole_strips(int element_bytes) const { return result_n() / strip_columns(element_bytes); }
 
   // Staging buffers that one warp's fp32 sums fill, when a block of a cluster sends them to another.
   constexpr int sent_buffers() const {
@@ -102,7 +107,7 @@ struct TileConfig {
   // worth.
   constexpr int staging_bytes() const {
     return blocks == 1 ? kStagingBytes / kStagingBuffers * staging_buffers
-                       : staging_buffers * 16 * strip_columns() * 2;
+                       : staging_buffers * 16 * strip_columns(2) * 2;
   }
   // Rows of tokens in a box. A group's last tile loads as many boxes as hold tokens; what it multiplies,
   // token_forms() says.
@@ -267,6 +272,11 @@ constexpr TileConfig kTiles[] = {
      .schedule = kCooperative,
      .tokens = Axis::kK,
      .planes = true},
+    // For an MN-major x of 8 bits. A warpgroup has the registers for 64 rows of it.
+    {.tile_m = 128, .tile_n = 256, .consumers = 2, .schedule = kCooperative, .turned = true},
+    {.tile_m = 128, .tile_n = 128, .consumers = 2, .schedule = kCooperative, .turned = true},
+    {.tile_m = 128, .tile_n = 64, .consumers = 2, .schedule = kCooperative, .turned = true},
+    {.tile_m = 128, .tile_n = 16, .consumers = 2, .schedule = kCooperative, .turned = true},
 };
 
 // Whether the last column of tiles is cut to kNarrowColumns or fewer.
@@ -276,10 +286,23 @@ constexpr bool has_narrow_edge(const TileConfig& t, int64_t columns) {
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
-// An MN-major operand is loaded and laid out in blocks of this many of its rows. 64 make the better copies;
-// 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a gated tile,
-// `tile_rows` are those of one weight, as each weight comes in whole blocks.
+// Whether a tile is compiled for operands of 8 bits too.
+constexpr bool has_8bit_form(const TileConfig& t) {
+  if (t.turned || (t.planes && t.is_dense())) return true;
+  if (!t.is_dense() || t.gated != Axis::kNone || t.realigns || t.every_eighth || t.planes || t.blocks > 1)
+    return false;
+  const bool large = t.tile_m == 128 && (t.tile_n == 256 || t.tile_n == 128 || t.tile_n == 64);
+  return large || (t.tile_m == 64 && (t.tile_n == 64 || t.tile_n == 16));
+}
+
+// An MN-major operand of 16 bits is loaded and laid out in blocks of this many of its rows. 64 make the
+// better copies; 32 save a tile of an odd multiple of 32 rows from loading rows that it does not use. In a
+// gated tile, `tile_rows` are those of one weight, as each weight comes in whole blocks.
 constexpr int mn_block_rows(int tile_rows) { return tile_rows % 64 != 0 && tile_rows % 32 == 0 ? 32 : 64; }
+// And one of 8 bits in blocks of as many as are a line.
+constexpr int mn_block_rows(int tile_rows, int element_bytes) {
+  return element_bytes == 1 ? kLineBytes : mn_block_rows(tile_rows);
+}
 
 // Rows of a K-major operand that a stage gets for a tile of `tile_rows`, where the operand has `rows` left:
 // whole periods of the swizzle, as many from each of the `sharers`, the blocks that load the tile together.

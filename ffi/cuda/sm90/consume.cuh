@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "bytes/turned.cuh"
 #include "epilogue.cuh"
 #include "gather.cuh"
 #include "multiply.cuh"
@@ -159,6 +160,8 @@ __device__ __forceinline__ void consume(const typename E::Parameters& p, const S
     Accumulators<E> acc;
     if constexpr (E::kPlanes) {
       multiply_planes<E>(acc, p, shared, place, ring, row, unit.k_blocks, arrived, started, issued);
+    } else if constexpr (E::kTurned) {
+      multiply_turned<E>(acc, shared, place, ring, row, unit.k_blocks, arrived, started, issued);
     } else {
       with_form<E>(p, unit, [&]<int kColumns, int kBlocks>() {
         multiply<E, kColumns, kBlocks>(acc, shared, place, ring, row, unit.k_blocks, arrived, started,

@@ -109,14 +109,15 @@ Finish finish_of(const GemmProblem& p, StorePath path) {
 
 // How many times longer an epilogue takes by the path that stores its results.
 double storing(const GemmProblem& p, const TileConfig& t, bool swap, StorePath path) {
-  const int columns = t.strip_columns();
-  const double overlap = double(t.strips() * columns) / t.result_n();  // columns stored twice count twice
+  const int bytes = static_cast<int>(dtype_bytes(p.a.dtype)), columns = t.strip_columns(bytes);
+  const double overlap =
+      double(t.strips(bytes) * columns) / t.result_n();  // columns stored twice count twice
   const bool by_warp = path == StorePath::kByWarp || path == StorePath::kByWarpFinished;
   if (p.n % 8 == 0 && !by_warp) {
     return overlap * (swap ? kSwappedEpilogue : 1) * (1 + kNarrowStrip * (64.0 / columns - 1));
   }
   if (swap) return kSwappedEpilogue * kUnalignedSwapped;
-  const bool wide = columns == 64 && t.strips() == t.whole_strips();
+  const bool wide = columns == 64 && t.strips(bytes) == t.whole_strips(bytes);
   if (t.schedule != Schedule::kPingPong)
     return wide ? kCooperativeUnalignedRows64 : kCooperativeUnalignedRows;
   return wide ? kUnalignedRows64 : columns >= 32 ? kUnalignedRows32 : kUnalignedRows16;
@@ -158,6 +159,7 @@ struct Case {
   int sms;
   Operand a, b;
   UnitCounts u;
+  double bytes;             // of an element of the operands
   double planes, products;  // of each operand, and of two planes; 1 where operands are multiplied as they are
   double throttle;          // how many times longer multiprocessors take, as power lowers their clock
 
@@ -165,6 +167,7 @@ struct Case {
        const UnitCounts& u)
       : p(p), s(s), t(t), c(c), sms(sms), a(p.a, p.m, p.k, t, c.swap), b(p.b, p.k, p.n, t, !c.swap), u(u) {
     const PlaneScheme scheme = plane_scheme(p.arithmetic);
+    bytes = double(dtype_bytes(p.a.dtype));
     planes = std::max(1, scheme.planes);
     products = std::max(1, scheme.products);
     const double work = double(s.m) * double(s.n) * double(s.k) * double(s.batch) * products;
@@ -264,7 +267,7 @@ double wave_count(const Case& x, double step) {
                                        : whole + narrow * (waves - whole);
 }
 
-double result_bytes(const Case& x) { return x.p.d == DType::kF32 || x.c.partials() > 1 ? 4 : 2; }
+double result_bytes(const Case& x) { return x.c.partials() > 1 ? 4 : double(dtype_bytes(x.p.d)); }
 
 // Microseconds of one tile's epilogue.
 double epilogue_time(const Case& x) {
@@ -290,7 +293,7 @@ double epilogue_time(const Case& x) {
 // rows, and a swath's rows, by every wave of units along them.
 double read_again(const Case& x) {
   const UnitCounts& u = x.u;
-  const double line = 2 * double(x.s.k) * x.planes / x.c.split_k,
+  const double line = x.bytes * double(x.s.k) * x.planes / x.c.split_k,
                height = std::min(double(x.c.walk_height), u.rows);
   const double row = line * x.t.tile_m * x.c.cluster_m,
                column = line * x.t.tile_n * x.c.cluster_n;     // of units
@@ -312,7 +315,7 @@ double all_result_bytes(const Case& x) {
 double memory_time(const Case& x, const Machine& machine) {
   const GemmProblem& p = x.p;
   const double read =
-      2 * double(x.s.batch) * double(x.s.k) * x.planes * double(p.m + (p.gated ? 2 : 1) * p.n);
+      x.bytes * double(x.s.batch) * double(x.s.k) * x.planes * double(p.m + (p.gated ? 2 : 1) * p.n);
   const double result = all_result_bytes(x);
   const double added = p.has_c && x.c.partials() == 1 ? result : 0;  // C, read
   const double traffic = x.c.partials() > 1 ? kPartialTraffic : result_traffic(p, x.c.swap);
@@ -334,12 +337,13 @@ double launch_time(const Case& x, double steps) {
 
 }  // namespace
 
+double copy_time(double bytes) { return bytes > 0 ? kSplitLaunch + bytes / kSplitRate : 0; }
+
 double split_time(const GemmProblem& p) {
   const PlaneScheme scheme = plane_scheme(p.arithmetic);
   const double elements = double(p.batch_count()) * double(p.k) * double(p.m + p.n);
-  const double bytes = (scheme.scaled ? 8 : 4) + 2 * scheme.planes;
-  return (scheme.scaled ? 4 : 1) * kSplitLaunch +
-         elements * bytes / kSplitRate;  // scaled: three that end at once
+  const double time = copy_time(elements * ((scheme.scaled ? 8 : 4) + 2 * scheme.planes));
+  return time + (scheme.scaled ? 3 * kSplitLaunch : 0);  // one pass more, and two that end at once
 }
 
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {

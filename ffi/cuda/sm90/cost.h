@@ -23,6 +23,8 @@ Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Confi
 Cost cost(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, const Machine& machine,
           const UnitCounts& units);
 
+// Microseconds of a pass that reads and writes so many bytes, of operands that are copied.
+double copy_time(double bytes);
 // Microseconds of the pass that splits both operands into planes: it reads fp32 and writes 16 bits for each
 // plane. Part of the cost of tiles of planes.
 double split_time(const GemmProblem& p);

@@ -5,13 +5,14 @@
 
 #include "../device/activation.cuh"
 #include "engine.cuh"
+#include "narrow.cuh"
+#include "staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
 // The stores of one warp.
 template <typename E>
 class Elements {
-  using In = typename E::Narrow;
   static constexpr int kCols = E::kStripColumns;
   // Elements that a lane loads, finishes and stores together. Planes leave registers for more.
   static constexpr int kAtOnce = E::kPlanes && kCols > 16 ? 16 : 4;
@@ -29,7 +30,8 @@ class Elements {
     __syncwarp();  // other lanes may still read the strip before
 #pragma unroll
     for (int e = 0; e < kCols / 2; e += 2)
-      store_shared(at(lane_ / 4 + e / 2 % 2 * 8, e / 4 * 8 + lane_ % 4 * 2), x[e], x[e + 1]);
+      store_shared(at(row_of_line<E::kTurned>(e / 2 % 2, lane_ / 4), e / 4 * 8 + lane_ % 4 * 2), x[e],
+                   x[e + 1]);
     __syncwarp();
 #pragma unroll 1
     for (int first = lane_; first < 16 * kCols; first += 32 * kAtOnce) {
@@ -56,7 +58,7 @@ class Elements {
         if (out_.f32)
           static_cast<float*>(out_.d)[index] = value[i];
         else
-          static_cast<In*>(out_.d)[index] = convert<In>(value[i]);
+          with_narrow<E>(out_, [&]<typename T>() { static_cast<T*>(out_.d)[index] = convert<T>(value[i]); });
       }
     }
   }
@@ -66,11 +68,12 @@ class Elements {
   template <bool kSwap, typename D>
   __device__ __forceinline__ void write_own(const float (&x)[kCols / 2], const Strip& s, int rows,
                                             int cols) const {
-    const int row = lane_ / 4, col = lane_ % 4 * 2;
+    const int row = row_of_line<E::kTurned>(0, lane_ / 4), other = row_of_line<E::kTurned>(1, lane_ / 4);
+    const int col = lane_ % 4 * 2;
     const int64_t row_step = kSwap ? 1 : out_.pitch, col_step = kSwap ? out_.pitch : 1;
     D* d = static_cast<D*>(out_.d) + s.batch * out_.batch_stride + s.split * out_.split_stride +
            (s.row + row) * row_step + (s.col + col) * col_step;
-    D* below = d + 8 * row_step;
+    D* below = d + (other - row) * row_step;
 #pragma unroll
     for (int e = 0; e < kCols / 2; e += 4) {
       const bool first = col + 2 * e < cols, second = col + 2 * e + 1 < cols;
@@ -83,7 +86,7 @@ class Elements {
         }
       };
       put(d, row < rows, x[e], x[e + 1]);
-      put(below, row + 8 < rows, x[e + 2], x[e + 3]);
+      put(below, other < rows, x[e + 2], x[e + 3]);
       d += 8 * col_step;
       below += 8 * col_step;
     }
@@ -110,7 +113,7 @@ class Elements {
   __device__ __forceinline__ float with_bias(float c, const Place& place, const Strip& s) const {
     return out_.bias ? c + element(out_.bias, s.group * out_.cols + place.d_col(out_, s)) : c;
   }
-  // C in fp32 of a lane's elements from `first` on. All loads are under way together.
+  // C of a lane's elements from `first` on; of planes of fp32 it is fp32. All loads are under way together.
   __device__ __forceinline__ void load_addend(int first, const Strip& s, int rows, int cols,
                                               float (&c)[kAtOnce]) const {
     if (!out_.c) return;
@@ -118,12 +121,14 @@ class Elements {
     for (int i = 0; i < kAtOnce; ++i) {
       const Place place(out_, first + 32 * i);
       if (place.row < rows && place.col < cols)
-        c[i] = static_cast<const float*>(out_.c)[place.index(out_, s)];
+        c[i] = E::kElementBytes == 1 ? element(out_.c, place.index(out_, s))
+                                     : static_cast<const float*>(out_.c)[place.index(out_, s)];
     }
   }
   __device__ __forceinline__ float element(const void* from, int64_t index) const {
-    return out_.f32 ? static_cast<const float*>(from)[index]
-                    : convert<float>(static_cast<const In*>(from)[index]);
+    if (out_.f32) return static_cast<const float*>(from)[index];
+    return with_narrow<E>(out_,
+                          [&]<typename T>() { return convert<float>(static_cast<const T*>(from)[index]); });
   }
 
   // The address of an element in shared memory. The number of 8 neighbouring columns is XORed with the row's

@@ -11,9 +11,14 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Whether a tile is compiled for this product.
+// Whether a tile is compiled for this product, of an x of this major.
 template <typename Product>
-constexpr bool has_product(const TileConfig& t) {
+constexpr bool has_product(const TileConfig& t, Major x) {
+  if (sizeof(typename Product::X) == 1) {
+    const bool integers = std::is_same_v<typename Product::Sum, int32_t>;  // whose sums are exact
+    return has_8bit_form(t) && t.turned == (x == Major::kMN) && !(t.planes && integers);
+  }
+  if (t.turned) return false;
   // Scaled planes are of single products.
   return !t.planes || t.is_dense() || std::is_same_v<typename Product::X, __nv_bfloat16>;
 }
@@ -23,6 +28,7 @@ constexpr bool has_majors(const TileConfig& t, Major x, Major y) {
   constexpr Major kK = Major::kK, kMN = Major::kMN;
   if (t.needs_k_major_y() && y != kK) return false;
   if (t.every_eighth) return x == kK && y == kMN;
+  if (t.turned) return x == kMN && y == kK;
   if (t.planes && t.tokens != Axis::kK) return x == kK && y == kK;
   if (t.many) return x == kK || y == kMN;  // not for two transposed operands
   if (t.tokens == Axis::kK) return x == kMN && y == kMN;
@@ -40,9 +46,10 @@ __host__ __device__ constexpr bool by_copy_engine(StorePath path) { return path 
 template <TileConfig kConfig, Major kMajorX, Major kMajorY, typename Product_>
 struct Engine {
   using Product = Product_;
-  using Narrow = typename Product::X;  // the type of 16-bit results, C and a bias
-  static constexpr int kStepK = kLineBytes / sizeof(typename Product::X);  // elements of k of a stage
-  static constexpr bool kMany = kConfig.many, kPlanes = kConfig.planes;
+  static constexpr int kElementBytes = sizeof(typename Product::X);
+  static constexpr int kStepK = kLineBytes / kElementBytes;  // elements of k of a stage
+  static constexpr bool kIntegers = std::is_same_v<typename Product::Sum, int32_t>;
+  static constexpr bool kMany = kConfig.many, kPlanes = kConfig.planes, kTurned = kConfig.turned;
   static constexpr bool kScaled = kPlanes && std::is_same_v<typename Product::X, __half>;  // planes/planes.h
   using Parameters = std::conditional_t<kMany, ManyParameters, sm90::Parameters<kConfig>>;
   using Results =
@@ -56,7 +63,7 @@ struct Engine {
   static constexpr int kConsumers = kConfig.consumers;
   static constexpr Axis kTokens = kConfig.tokens;
   static constexpr bool kHasGroups = kTokens != Axis::kNone, kIsDense = kConfig.is_dense();
-  static constexpr bool kHasAddend = kConfig.has_addend();
+  static constexpr bool kHasAddend = kConfig.has_addend() && !kIntegers;
   static constexpr bool kRealigns = kConfig.realigns, kEveryEighth = kConfig.every_eighth;
   static constexpr int kThreads = 128 * (kConsumers + 1) + (kRealigns ? 32 * kRealignWarps : 0);
   static constexpr int kWarpgroupRows = kConfig.warpgroup_rows();
@@ -81,9 +88,9 @@ struct Engine {
                 kThreads * kLaunchRegisters);
 
   // Rows and bytes of a stage. An MN-major operand comes in whole blocks of rows.
-  static constexpr int kBlockX = mn_block_rows(kConfig.result_m()),
-                       kBlockY = mn_block_rows(kConfig.result_n());
-  static_assert(kBlockX == 64);
+  static constexpr int kBlockX = mn_block_rows(kConfig.result_m(), kElementBytes),
+                       kBlockY = mn_block_rows(kConfig.result_n(), kElementBytes);
+  static_assert(kBlockX * kElementBytes == kLineBytes);
   static constexpr int kLinesX = kTileM;
   static constexpr int kLinesY = kMajorY == Major::kMN ? (kTileN + kBlockY - 1) / kBlockY * kBlockY : kTileN;
   static constexpr int kBytesX = kLinesX * kLineBytes, kBytesY = kLinesY * kLineBytes;
@@ -102,7 +109,7 @@ struct Engine {
   static constexpr int kAddendBarriers = kHasAddend ? kConsumers * 4 * kBuffers : 0;
   static_assert(8 * (2 * kStages + 2 + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
 
-  static constexpr bool kSlices = kConfig.can_slice(2);
+  static constexpr bool kSlices = kConfig.can_slice(2) && !kIntegers;
   // Tiles of products that end a few instructions after they have begun: what a consumer computes before its
   // first product is kept short. Larger tiles have no registers to compute it later.
   static constexpr bool kStartsSoon = kIsDense && !kPlanes && kBlocksM * kAccumulators <= 64;
@@ -113,8 +120,9 @@ struct Engine {
   static constexpr int kLoadedX = kGated == Axis::kRows ? kLinesX / 2 : kLinesX;
   static constexpr int kLoadedY = kGated == Axis::kColumns ? kLinesY / 2 : kLinesY;
   static constexpr int kResultM = kConfig.result_m(), kResultN = kConfig.result_n();
-  static constexpr int kStripColumns = kConfig.strip_columns(), kStrips = kConfig.strips();
-  static constexpr int kWholeStrips = kConfig.whole_strips();
+  static constexpr int kStripColumns = kConfig.strip_columns(kElementBytes),
+                       kStrips = kConfig.strips(kElementBytes);
+  static constexpr int kWholeStrips = kConfig.whole_strips(kElementBytes);
   static constexpr int kResultBlocksM = kGated == Axis::kRows ? kBlocksM / 2 : kBlocksM;
   static_assert(kGated != Axis::kColumns || (kMajorY == Major::kMN && kLoadedY % kBlockY == 0));
   static_assert(kTokens != Axis::kK || (kMajorX == Major::kMN && kMajorY == Major::kMN && kBlockY == 64));
@@ -126,6 +134,10 @@ template <typename E>
 struct Accumulators {
   typename E::Product::Sum value[E::kBlocksM][E::kAccumulators];
 };
+
+// An accumulator as fp32: of integers its bits.
+__device__ __forceinline__ float as_fp32(float value) { return value; }
+__device__ __forceinline__ float as_fp32(int32_t value) { return __int_as_float(value); }
 
 // Where a strip of results begins, in the engine's rows and columns. A strip is what a warp finishes at a
 // time: 16 rows of E::kStripColumns columns.

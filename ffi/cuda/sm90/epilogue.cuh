@@ -14,11 +14,13 @@
 #include "../device/activation.cuh"
 #include "addend.cuh"
 #include "bias.cuh"
+#include "bytes/tile_scales.cuh"
 #include "elements.cuh"
 #include "engine.cuh"
+#include "extents.cuh"
+#include "fill.cuh"
 #include "planes/scales.cuh"
 #include "staged.cuh"
-#include "unaligned/every_eighth.cuh"
 #include "unaligned/result_rows.cuh"
 
 namespace jaxgemm::cuda::sm90 {
@@ -30,8 +32,9 @@ struct NoAddend {
 };
 
 template <typename E>
-class EpilogueWarp {
-  using In = typename E::Narrow;
+class EpilogueWarp : Extents<E> {
+  using Base = Extents<E>;
+  using Base::cols_left, Base::out_, Base::outside, Base::rows_left, Base::swapped;
   static constexpr int kCols = E::kStripColumns;
   static constexpr int kAcross = E::kStrips, kWholeAcross = E::kWholeStrips;  // strips side by side in a tile
   static constexpr int kValues = kCols / 2;  // of a lane in a strip, in the order of the accumulators
@@ -40,19 +43,20 @@ class EpilogueWarp {
   static_assert(16 * kCols * 2 <= kBufferBytes);
   static constexpr int kRowStrips =
       kAcross < 2 ? 1 : 2;  // strips that are written to unaligned rows together
-  using Rows = RowWriter<kCols, kRowStrips>;
+  using Rows = RowWriter<kCols, kRowStrips, E::kTurned>;
   // Whether StorePath::kByWarp has code apart from kByWarpFinished. Three consumers, or 160 accumulators,
   // leave no registers for it.
   static constexpr bool kHasPlainRows = E::kConsumers < 3 && E::kTile.accumulators() < 160;
   // Many products have no epilogue.
   static constexpr bool kFinishes = !E::kMany;
+  static constexpr bool kScales = E::kElementBytes == 1;
   static_assert(kHasPlainRows || kFinishes);
 
  public:
   // Consumer `warp` of the block.
   __device__ EpilogueWarp(const typename E::Results& params, const SharedLayout<E>& shared, int warp)
-      : p_(params),
-        out_(params.out),
+      : Base(params.out),
+        p_(params),
         staging_(shared.staging + warp * E::kStagingBytes),
         lane_(static_cast<int>(threadIdx.x % 32)),
         addend_(params, staging_, shared.addend + 8 * kBuffers * warp) {}
@@ -61,6 +65,7 @@ class EpilogueWarp {
   __device__ __forceinline__ void prefetch(const Strip& first) {
     if (kFinishes && !E::kPlanes && E::kGated == Axis::kNone && out_.path < StorePath::kFp32)
       bias_.load(out_, first, lane_);
+    if constexpr (kScales) scales_.load(out_, first, lane_);
   }
 
   // Asks for C of the first strips. To be called when products are under way, as it may have to wait until
@@ -80,6 +85,9 @@ class EpilogueWarp {
     // What follows from the lane is computed from here on. Before a block's first product it would hold that
     // up: when a kernel starts its instructions are not cached.
     if constexpr (E::kStartsSoon) asm volatile("" : "+r"(lane_));
+    if constexpr (E::kIntegers) {
+      if (!out_.scaled) return store_elements<true>(acc, first);
+    }
     if constexpr (E::kPlanes)
       store_elements(acc, first);
     else if constexpr (E::kGated != Axis::kNone)
@@ -115,10 +123,6 @@ class EpilogueWarp {
       store_finished<kSwap>(acc, first);
   }
 
-  // Whether the engine's rows are D's columns: known when the tile is compiled but for dense products.
-  __device__ __forceinline__ bool swapped() const {
-    return E::kIsDense ? out_.swap : E::kTokens == Axis::kColumns;
-  }
   __device__ __forceinline__ Strip strip_at(const Strip& first, int i) const {
     return {first.row + i / kAcross * 64,
             first.col + strip_column<E>(i % kAcross),
@@ -127,23 +131,21 @@ class EpilogueWarp {
             first.end,
             first.group};
   }
-  __device__ __forceinline__ bool outside(const Strip& s) const {
-    return rows_left(s) <= 0 || cols_left(s) <= 0;
-  }
-
   // StorePath::kTma. It takes little code, which is repeated for every strip, so that no registers are moved.
   template <bool kTransposed>
   __device__ __forceinline__ void store_tma(const Accumulators<E>& acc, const Strip& first) {
-    const int rows = rows_of<kTransposed>(first) - static_cast<int>(first.row);
-    const int cols = static_cast<int>(cols_of<kTransposed>(first) - first.col);
-    uint32_t staged = staging_ + staged_matrix<kTransposed, kCols>(0, lane_);
+    const int rows = Base::template rows_of<kTransposed>(first) - static_cast<int>(first.row);
+    const int cols = static_cast<int>(Base::template cols_of<kTransposed>(first) - first.col);
+    uint32_t staged = staging_ + staged_matrix<kTransposed, kCols, E::kTurned>(0, lane_);
     asm volatile("" : "+r"(staged));  // computed here, not for every strip
 #pragma unroll
     for (int i = 0; i < E::kBlocksM * kAcross; ++i) {
       if (i / kAcross * 64 >= rows || strip_column<E>(i % kAcross) >= cols) continue;
       float x[kValues];
+      const auto scales = scales_of(strip_at(first, i), i);
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) x[e] = acc.value[i / kAcross][first_value<E>(i % kAcross) + e];
+      for (int e = 0; e < kValues; ++e)
+        x[e] = scales(e, as_fp32(acc.value[i / kAcross][first_value<E>(i % kAcross) + e]));
       // Buffers take turns. Where strips have been left out the turns are broken, so wait for all of them.
       if (lane_ == 0) {
         if (i == 0 || (i % kAcross == 0 && cols <= strip_column<E>(kAcross - 1)))
@@ -153,11 +155,13 @@ class EpilogueWarp {
       }
       __syncwarp();
       const int buffer = i % kBuffers * kBufferBytes;
-      fill<kTransposed>(staged, buffer, x);
+      fill<E, kTransposed>(out_, staged, buffer, x, lane_);
       copy<kTransposed>(staging_ + buffer, strip_at(first, i));
     }
   }
-  // StorePath::kFp32 and kElements.
+  // StorePath::kFp32 and kElements. kBits: integers, times alpha; they pass through as their bits, as alpha
+  // does.
+  template <bool kBits = false>
   __device__ __forceinline__ void store_elements(const Accumulators<E>& acc, const Strip& first) {
     const Elements<E> elements(out_, staging_, lane_);
 #pragma unroll 1
@@ -166,10 +170,15 @@ class EpilogueWarp {
       const int rows = rows_left(strip), cols = cols_left(strip);
       if (rows <= 0 || cols <= 0) continue;
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = value; });
+      if constexpr (kBits) {
+        const int32_t alpha = __float_as_int(out_.alpha);
+        for_strip(acc, i, [&](int e, float bits) { x[e] = __int_as_float(alpha * __float_as_int(bits)); });
+      } else {
+        for_results(acc, strip, i, [&](int e, float value) { x[e] = value; });
+      }
       if constexpr (E::kScaled) unscale(x, p_, strip, lane_);
       if (out_.path != StorePath::kFp32)
-        elements.template write<true>(x, strip, rows, cols);
+        elements.template write<!kBits>(x, strip, rows, cols);
       else if (swapped())
         elements.template write_own<true, float>(x, strip, rows, cols);
       else
@@ -185,7 +194,7 @@ class EpilogueWarp {
       const Strip strip = strip_at(first, i);
       if (outside(strip)) continue;
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = out_.alpha * value; });
+      for_results(acc, strip, i, [&](int e, float value) { x[e] = out_.alpha * value; });
       put_rows<kSwap>(x, strip, i % kAcross);
     }
   }
@@ -209,7 +218,7 @@ class EpilogueWarp {
       if (outside(strip)) continue;
       const auto bias = tile_bias.template of_strip<kSwap>(out_, i, lane_);
       float x[kValues];
-      for_strip(acc, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
+      for_results(acc, strip, i, [&](int e, float value) { x[e] = fmaf(out_.alpha, value, bias.of(e)); });
       if constexpr (E::kHasAddend) {
         if (adds) {
           buffer_ = i % kBuffers;
@@ -262,10 +271,38 @@ class EpilogueWarp {
   template <bool kSwap>
   __device__ __forceinline__ void put_rows(const float (&x)[kValues], const Strip& strip, int across) const {
     if constexpr (kSwap)
-      Elements<E>(out_, staging_, lane_)
-          .template write_own<true, In>(x, strip, rows_left(strip), cols_left(strip));
+      with_narrow<E>(out_, [&]<typename T>() {
+        Elements<E>(out_, staging_, lane_)
+            .template write_own<true, T>(x, strip, rows_left(strip), cols_left(strip));
+      });
     else
       store_rows(x, strip, across);
+  }
+
+  // What turns a sum of a strip, as for_strip() has it, into a number: its scales, where operands have 8
+  // bits.
+  __device__ __forceinline__ auto scales_of(const Strip& s, int strip) const {
+    if constexpr (kScales)
+      return [scales = scales_.of(out_, s, strip, lane_)](int e, float sum) {
+        return scales(e) * (E::kIntegers ? static_cast<float>(__float_as_int(sum)) : sum);
+      };
+    else
+      return [](int, float value) { return value; };
+  }
+  // As for_strip(), with numbers. These are made of a strip's sums once it is found, so that no other's are
+  // converted.
+  template <typename F>
+  __device__ __forceinline__ void for_results(const Accumulators<E>& acc, const Strip& s, int strip,
+                                              F&& f) const {
+    if constexpr (kScales) {
+      const auto scales = scales_of(s, strip);
+      float sums[kValues];
+      for_strip(acc, strip, [&](int e, float sum) { sums[e] = sum; });
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) f(e, scales(e, sums[e]));
+    } else {
+      for_strip(acc, strip, f);
+    }
   }
 
   // Calls f with each accumulator of a strip, whose number counts along the tile's whole width.
@@ -276,55 +313,19 @@ class EpilogueWarp {
     for (int i = 0; i < E::kBlocksM * kTileAcross; ++i) {
       if (i != strip) continue;
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) f(e, acc.value[i / kTileAcross][first_value<E>(i % kTileAcross) + e]);
+      for (int e = 0; e < kValues; ++e)
+        f(e, as_fp32(acc.value[i / kTileAcross][first_value<E>(i % kTileAcross) + e]));
     }
   }
 
-  // The engine's rows of a strip's product; below 2^31.
-  __device__ __forceinline__ int rows_of(const Strip& s) const {
-    return swapped() ? rows_of<true>(s) : rows_of<false>(s);
-  }
-  template <bool kSwap>
-  __device__ __forceinline__ int rows_of(const Strip& s) const {
-    if constexpr (E::kTokens == Axis::kRows) return s.end;
-    const int rows = static_cast<int>(kSwap ? out_.cols : out_.rows);
-    return E::kEveryEighth ? every_eighth_of(rows, s.batch) : rows;
-  }
-  // And its columns.
-  template <bool kSwap>
-  __device__ __forceinline__ int64_t cols_of(const Strip& s) const {
-    if constexpr (E::kTokens == Axis::kColumns) return s.end;
-    return kSwap ? out_.rows : out_.cols;
-  }
-  // The rows and columns of a strip that exist; none if 0 or less.
-  __device__ int rows_left(const Strip& s) const { return min(rows_of(s) - static_cast<int>(s.row), 16); }
-  __device__ __forceinline__ int cols_left(const Strip& s) const {
-    const int64_t cols = swapped() ? cols_of<true>(s) : cols_of<false>(s);
-    return min(static_cast<int>(cols) - static_cast<int>(s.col), kCols);
-  }
-  // Stages values in a buffer as 16-bit rows of kCols columns, or as columns of 16 rows when transposed, in
-  // the copy engine's swizzle. `first`: this lane's address for the first 16 columns.
-  template <bool kTransposed>
-  __device__ __forceinline__ void fill(uint32_t first, uint32_t buffer, const float (&x)[kValues]) const {
-#pragma unroll
-    for (int j = 0; j < kCols; j += 16) {
-      uint32_t r[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = pack<In>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
-      const uint32_t to = next_matrix<kTransposed>(first, j) + buffer;
-      if constexpr (kTransposed)
-        store_matrix_x4_transposed(to, r);
-      else
-        store_matrix_x4(to, r);
-    }
-  }
   template <bool kTransposed>
   __device__ __forceinline__ void store_copy(const float (&x)[kValues], const Strip& s) {
     const uint32_t buffer = buffer_ * kBufferBytes;
     buffer_ = (buffer_ + 1) % kBuffers;
     if (lane_ == 0) tma_store_wait_read<kBuffers - 1>();
     __syncwarp();
-    fill<kTransposed>(staging_ + staged_matrix<kTransposed, kCols>(0, lane_), buffer, x);
+    fill<E, kTransposed>(out_, staging_ + staged_matrix<kTransposed, kCols, E::kTurned>(0, lane_), buffer, x,
+                         lane_);
     copy<kTransposed>(staging_ + buffer, s);
   }
   template <bool kTransposed>
@@ -377,7 +378,7 @@ class EpilogueWarp {
     Rows rows(out_.pitch, staging_);  // built anew each time, as there are no registers to keep it
     const int staged = across < kWholeAcross ? across % kRowStrips : 0;
     if (staged == 0) __syncwarp();
-    rows.template fill<In>(staged, x);
+    rows.fill(staged, x, [&](float lo, float hi) { return pack_narrow<E>(out_, lo, hi); });
     if (staged + 1 < kRowStrips && across + 1 < kWholeAcross && s.col + kCols < out_.cols) return;
     __syncwarp();
     uint16_t* const d = row_major(s) - staged * kCols;
@@ -386,11 +387,12 @@ class EpilogueWarp {
   }
 
   const typename E::Results& p_;
-  const Output& out_;
   uint32_t staging_;
   int lane_;
   int buffer_ = 0;
   TileBias<E> bias_;
+  using Scales = std::conditional_t<E::kTurned, StripScales<E>, TileScales<E>>;
+  std::conditional_t<kScales, Scales, NoScales> scales_;
   std::conditional_t<E::kHasAddend, Addend<E>, NoAddend> addend_;
 };
 

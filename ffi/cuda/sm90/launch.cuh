@@ -45,7 +45,7 @@ Status launch_tiles(const From& from, const Launch& launch) {
   Status status{"internal error: no such tile in kernel 'sm90'"};
   const auto launch_tile = [&]<int kTile>() {
     constexpr const TileConfig& tile = kTiles[kTile];
-    if constexpr (tile.many == std::is_same_v<From, ManyParameters> && has_product<Product>(tile) &&
+    if constexpr (tile.many == std::is_same_v<From, ManyParameters> && has_product<Product>(tile, kX) &&
                   has_majors(tile, kX, kY)) {
       if (kTile == launch.tile) status = launch_engine<Engine<tile, kX, kY, Product>>(from, launch);
     }

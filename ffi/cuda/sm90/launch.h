@@ -35,12 +35,57 @@ JAXGEMM_SM90_TYPE(__half)
 #undef JAXGEMM_SM90_TYPE
 #undef JAXGEMM_SM90_MAJORS
 
-// The same by what is known at run time: operands' type and the majors of x and y.
+// Products of 8 bits, whose y is K-major: of floats, and of integers.
+#define JAXGEMM_SM90_8BIT(x, y, sum)                                                              \
+  extern template Status launch_tiles<Product<x, y, sum>, Major::kK, Major::kK>(const AllParts&,  \
+                                                                                const Launch&);   \
+  extern template Status launch_tiles<Product<x, y, sum>, Major::kMN, Major::kK>(const AllParts&, \
+                                                                                 const Launch&);
+#define JAXGEMM_SM90_PAIRS(a, b, sum) \
+  JAXGEMM_SM90_8BIT(a, a, sum)        \
+  JAXGEMM_SM90_8BIT(a, b, sum)        \
+  JAXGEMM_SM90_8BIT(b, a, sum)        \
+  JAXGEMM_SM90_8BIT(b, b, sum)
+JAXGEMM_SM90_PAIRS(E4M3, E5M2, float)
+JAXGEMM_SM90_PAIRS(int8_t, uint8_t, int32_t)
+#undef JAXGEMM_SM90_PAIRS
+#undef JAXGEMM_SM90_8BIT
+
+// Calls run.operator()<X, Y, Sum>() with the types of a product of 8 bits.
+template <typename Run>
+Status with_8bit_types(DType x, DType y, Run&& run) {
+  const bool same = x == y;
+  switch (x) {
+    case DType::kE4M3:
+      return same ? run.template operator()<E4M3, E4M3, float>()
+                  : run.template operator()<E4M3, E5M2, float>();
+    case DType::kE5M2:
+      return same ? run.template operator()<E5M2, E5M2, float>()
+                  : run.template operator()<E5M2, E4M3, float>();
+    case DType::kS8:
+      return same ? run.template operator()<int8_t, int8_t, int32_t>()
+                  : run.template operator()<int8_t, uint8_t, int32_t>();
+    default:
+      return same ? run.template operator()<uint8_t, uint8_t, int32_t>()
+                  : run.template operator()<uint8_t, int8_t, int32_t>();
+  }
+}
+
+// The same by what is known at run time: the types and majors of x and y.
 template <typename From>
-Status launch_tiles(DType type, Major x, Major y, const From& parameters, const Launch& launch) {
+Status launch_tiles(DType x_type, DType y_type, Major x, Major y, const From& parameters,
+                    const Launch& launch) {
+  if constexpr (std::is_same_v<From, AllParts>) {
+    if (dtype_bytes(x_type) == 1) {
+      return with_8bit_types(x_type, y_type, [&]<typename X, typename Y, typename Sum>() {
+        return x == Major::kK ? launch_tiles<Product<X, Y, Sum>, Major::kK, Major::kK>(parameters, launch)
+                              : launch_tiles<Product<X, Y, Sum>, Major::kMN, Major::kK>(parameters, launch);
+      });
+    }
+  }
   return with_majors(x, y, [&]<Major kX, Major kY>() {
-    return type == DType::kBF16 ? launch_tiles<Product<__nv_bfloat16>, kX, kY>(parameters, launch)
-                                : launch_tiles<Product<__half>, kX, kY>(parameters, launch);
+    return x_type == DType::kBF16 ? launch_tiles<Product<__nv_bfloat16>, kX, kY>(parameters, launch)
+                                  : launch_tiles<Product<__half>, kX, kY>(parameters, launch);
   });
 }
 

@@ -13,8 +13,9 @@ namespace jaxgemm::cuda::sm90 {
 // The copy engine takes longer for lines outside of the operand than for others. So at the operand's edge it
 // is asked only for periods of the swizzle (K-major) or blocks (MN-major) that have a row that exists. The
 // other rows of the stage hold what was there before, and become results that nobody stores.
-// kHinted: L2 is told how to treat the lines.
-template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes, bool kHinted = false>
+// kStepK: elements of k of a stage, whose line kLineBytes are. kHinted: L2 is told how to treat the lines.
+template <Major kMajor, int kLines, int kBlock, bool kMulticast, int kStageBytes, int kStepK,
+          bool kHinted = false>
 class TmaOperand {
  public:
   // The operand has `rows` rows. `edge` is the map for a last tile that is cut, unless that is the only tile.
@@ -48,8 +49,8 @@ class TmaOperand {
       map_ = whole_;
       copies_ = (left + kBlock - 1) / kBlock;
       inner_ = line;
-      outer_ = share_ * (kStepK16 >> shift_);
-      to_ = shared_ + outer_ * 2 * kBlock;
+      outer_ = share_ * (kStepK >> shift_);
+      to_ = shared_ + outer_ * (kLineBytes / kStepK * kBlock);
       return copies_ * (kBlock * 128);
     }
   }

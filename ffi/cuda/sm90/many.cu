@@ -46,7 +46,8 @@ Status make_params(const ManyPlan& plan, std::span<const int> order, std::span<c
 
 Status launch_many(const ManyPlan& plan, const GemmProblem& p, const ManyParameters& params,
                    const Launch& launch) {
-  return launch_tiles(p.a.dtype, plan.products[0].x().major, plan.products[0].y().major, params, launch);
+  return launch_tiles(p.a.dtype, p.b.dtype, plan.products[0].x().major, plan.products[0].y().major, params,
+                      launch);
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int
 Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int sharers,
                    const GemmProblem& p, CUtensorMap* map) {
   const bool k_major = x.major == Major::kK;
-  return encode_rows(x, base, x.inner(), x.outer(), x.ld, k_major ? step_k(p) : mn_block_rows(tile_rows),
+  return encode_rows(x, base, x.inner(), x.outer(), x.ld,
+                     k_major ? step_k(p) : mn_block_rows(tile_rows, static_cast<int>(dtype_bytes(p.a.dtype))),
                      (k_major ? loaded_rows(rows, tile_rows, sharers) : step_k(p)) / sharers, p, map);
 }
 
@@ -154,7 +155,7 @@ Status result_maps(const Plan& plan, const GemmProblem& p, AllParts* params) {
   const TileConfig& tile = kTiles[plan.config.tile];
   // Where tiles have every eighth row, the first p.m % 8 of 8 products have one row more than the others.
   const auto encode = [&](const void* base, CUtensorMap* map, CUtensorMap* longer) {
-    const int columns = tile.strip_columns();
+    const int columns = tile.strip_columns(static_cast<int>(dtype_bytes(p.a.dtype)));
     if (!tile.every_eighth) return result_map(p, out, base, p.m, p.results(), columns, map);
     const int64_t rows = p.m / 8, rest = p.m % 8;
     const Status status = rest ? result_map(p, out, base, rows + 1, rest, columns, longer) : Status{};
@@ -184,7 +185,8 @@ Status many_maps(const Plan& plan, const void* x_base, const void* y_base, const
   Status status = operand(plan.x(), x_base, &entry->x);
   if (status.ok()) status = operand(plan.y(), y_base, &entry->y);
   if (!status.ok() || !by_copy_engine(entry->out.path)) return status;
-  return result_map(p, entry->out, entry->out.d, p.m, 1, kTiles[plan.config.tile].strip_columns(), &entry->d);
+  return result_map(p, entry->out, entry->out.d, p.m, 1, kTiles[plan.config.tile].strip_columns(2),
+                    &entry->d);
 }
 
 }  // namespace jaxgemm::cuda::sm90

@@ -81,7 +81,7 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
     for (int step = 0; step < kLineBytes / kInstructionBytes; ++step) {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
-        Mma::mma(reinterpret_cast<float (&)[kColumns / 2]>(acc.value[i]),
+        Mma::mma(reinterpret_cast<typename E::Product::Sum(&)[kColumns / 2]>(acc.value[i]),
                  advance(x, i * X::kRows64 + step * X::kStep), advance(y, step * Y::kStep), accumulate);
       }
       accumulate = 1;

@@ -38,8 +38,14 @@ struct Output {
   float alpha, beta;
   Activation activation;
   bool swap;  // the engine's rows are D's columns
-  bool f32;   // D is fp32, as partial results are; otherwise it has the operands' type
+  bool f32;   // D has 32 bits, as partial results have; otherwise 16
   StorePath path;
+  // Of operands of 8 bits, in the engine's rows and columns: what their values are multiplied by, and whether
+  // by one number for each row or column; null: not at all.
+  const float *x_scale, *y_scale;
+  bool x_lines, y_lines;
+  bool scaled;  // whether there is a scale
+  bool bf16;    // whether 16-bit results are bf16 rather than fp16
 };
 
 struct Plan;

@@ -10,7 +10,7 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-constexpr int64_t kAlign = 8;  // elements of 16 bits in the copy engine's 16 bytes
+constexpr int64_t kAlignBytes = 16;  // of the copy engine
 
 size_t take(size_t* total, size_t bytes) {
   const size_t offset = *total;
@@ -24,11 +24,12 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   x.rows = rows;
   x.k = of_planes(p) ? k_of_planes(p) : p.k;
   x.ld = matrix.ld;
+  const int64_t bytes = static_cast<int64_t>(dtype_bytes(matrix.dtype)), align = kAlignBytes / bytes;
   x.major = k_major ? Major::kK : Major::kMN;
-  bool aligned = in_place || x.outer() <= 1 || x.ld % kAlign == 0;
+  bool aligned = in_place || x.outer() <= 1 || x.ld % align == 0;
   for (int i = 0; i < 2; ++i) {
     x.batch_stride[i] = p.batch[i] > 1 ? matrix.batch_stride[i] : 0;
-    aligned = aligned && x.batch_stride[i] % kAlign == 0;
+    aligned = aligned && x.batch_stride[i] % align == 0;
   }
   if (aligned || p.k == 0) return x;
   x.repack = true;
@@ -39,7 +40,7 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   const int64_t outer_count = x.batch_stride[0] ? p.batch[0] : 1;
   if (x.batch_stride[1]) x.batch_stride[1] = product;
   if (x.batch_stride[0]) x.batch_stride[0] = product * inner_count;
-  x.workspace_offset = take(workspace, static_cast<size_t>(product * inner_count * outer_count) * 2);
+  x.workspace_offset = take(workspace, static_cast<size_t>(product * inner_count * outer_count) * bytes);
   return x;
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "bytes/copies.h"
 #include "cost.h"
 #include "options.h"
 #include "planes/planes.h"
@@ -85,6 +86,7 @@ std::string unsupported_many_sm90(std::span<const GemmProblem> problems) {
   int64_t tiles = 0;  // as many as the smallest tile makes
   for (const GemmProblem& p : problems) {
     if (of_planes(p)) return "kernel 'sm90' multiplies planes of fp32 operands in single products";
+    if (of_bytes(p)) return "kernel 'sm90' multiplies operands of 8 bits in single products";
     if (p.output_empty() || p.k == 0) return "products in one launch of kernel 'sm90' must not be empty";
     if (p.a.transposed && p.b.transposed)
       return "kernel 'sm90' has no tiles of many products for two transposed operands";

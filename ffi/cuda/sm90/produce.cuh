@@ -24,10 +24,10 @@ struct Loads {
       std::conditional_t<kBoxesX, TokenOperand<E::kLoadedX, kShareX, E::kBytesX>,
                          std::conditional_t<E::kEveryEighth, EveryEighth<E::kLoadedX, kShareX, E::kBytesX>,
                                             TmaOperand<E::kX, E::kLoadedX, E::kBlockX, kShareX, E::kBytesX,
-                                                       E::kTokens == Axis::kColumns>>>;
+                                                       E::kStepK, E::kTokens == Axis::kColumns>>>;
   using Y = std::conditional_t<
       kBoxesY, TokenOperand<E::kLoadedY, kShareY, E::kBytesY>,
-      TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY, E::kTokens == Axis::kRows>>;
+      TmaOperand<E::kY, E::kLoadedY, E::kBlockY, kShareY, E::kBytesY, E::kStepK, E::kTokens == Axis::kRows>>;
   using Up = std::conditional_t<E::kGated == Axis::kRows, X,
                                 std::conditional_t<E::kGated == Axis::kColumns, Y, NoOperand>>;
 

@@ -5,8 +5,8 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// `partial` holds splits x batch x m rows of `pitch` floats.
-Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, const float* partial,
+// `partial` holds splits x batch x m rows of `pitch` sums, fp32 or int32.
+Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, const void* partial,
                      int64_t pitch, int splits, CUstream_st* stream);
 
 }  // namespace jaxgemm::cuda::sm90

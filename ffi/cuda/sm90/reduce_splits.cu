@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Partials {
-  const float* data;
+  const void* data;  // of sums
   int64_t pitch, split_stride;
   uint32_t runs;    // of 4 columns, of all products
   Divisor per_row;  // runs
@@ -28,7 +28,9 @@ struct alignas(4 * sizeof(D)) Four {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilogue) {
-  __shared__ float4 sums[kThreads];
+  using Sum = typename T::Acc;
+  using Sums = std::conditional_t<std::is_same_v<Sum, float>, float4, int4>;
+  __shared__ Sums sums[kThreads];
   const uint32_t runs = kThreads >> p.stretch_shift;
   const int stretch = static_cast<int>(threadIdx.x / runs);
   const uint32_t run = blockIdx.x * runs + threadIdx.x % runs;
@@ -38,13 +40,13 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
   const int each = (p.splits + p.stretches - 1) >> p.stretch_shift;
   const int begin = stretch * each, end = min(begin + each, p.splits);
 
-  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-  const float* const from = p.data + row * p.pitch + col;
+  Sums sum{};
+  const Sum* const from = static_cast<const Sum*>(p.data) + row * p.pitch + col;
   wait_for_previous_kernel();
   if (inside) {
 #pragma unroll 8
     for (int i = begin; i < end; ++i) {
-      const float4 x = *reinterpret_cast<const float4*>(from + i * p.split_stride);
+      const Sums x = *reinterpret_cast<const Sums*>(from + i * p.split_stride);
       sum.x += x.x;
       sum.y += x.y;
       sum.z += x.z;
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
     if (stretch > 0) return;
 #pragma unroll 4
     for (int i = 1; i < p.stretches; ++i) {
-      const float4 x = sums[i * runs + threadIdx.x];
+      const Sums x = sums[i * runs + threadIdx.x];
       sum.x += x.x;
       sum.y += x.y;
       sum.z += x.z;
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
     *reinterpret_cast<Four<D>*>(epilogue.d + row * epilogue.n + col) = y;
     return;
   }
-  const float out[4] = {sum.x, sum.y, sum.z, sum.w};
+  const Sum out[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (col + i < epilogue.n) epilogue.store(0, row, col + i, out[i]);
@@ -85,13 +87,19 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
 
 }  // namespace
 
-Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, const float* partial,
+Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, const void* partial,
                      int64_t pitch, int splits, CUstream_st* stream) {
   using ReduceTypes = TypeList<Types<DType::kF16, DType::kF16, DType::kF16, DType::kF32>,
                                Types<DType::kF16, DType::kF16, DType::kF32, DType::kF32>,
                                Types<DType::kBF16, DType::kBF16, DType::kBF16, DType::kF32>,
-                               Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>>;
-  return dispatch_types(ReduceTypes{}, problem, [&](auto types) {
+                               Types<DType::kBF16, DType::kBF16, DType::kF32, DType::kF32>,
+                               Types<DType::kS8, DType::kS8, DType::kS32, DType::kS32>>;
+  // Sums are fp32, or int32, and C and the bias have D's type, whatever the operands' is.
+  GemmProblem of_result = problem;
+  of_result.a.dtype = of_result.b.dtype = problem.d == DType::kS32   ? DType::kS8
+                                          : problem.d == DType::kF16 ? DType::kF16
+                                                                     : DType::kBF16;
+  return dispatch_types(ReduceTypes{}, of_result, [&](auto types) {
     using T = decltype(types);
     Partials p{};
     p.data = partial;

@@ -26,17 +26,45 @@ constexpr RowOptions kRowOptions = [] {
 constexpr Pin kPins[] = {{"split_k", 1},      {"walk_height", 0}, {"unaligned", 0},
                          {"every_eighth", 1}, {"tail", 1},        {"slabs", 1}};
 
-// And of fp32 operands, in planes of 16 bits.
-constexpr TypeRule fp32_rule(Arithmetic arithmetic) {
-  return {DType::kF32, DType::kF32, DType::kF32, arithmetic};
+// And of fp32 operands, in planes of 16 bits; and of 8 bits, any pair of integers or of floats, whose sums
+// may be added up in fp32.
+constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
+constexpr Arithmetic kOfFp32[] = {Arithmetic::kBf16, Arithmetic::kBf16X3, Arithmetic::kBf16X6,
+                                  Arithmetic::kBf16X9, Arithmetic::kF16X3};
+constexpr DType kIntegers8[] = {DType::kS8, DType::kU8}, kFloats8[] = {DType::kE4M3, DType::kE5M2};
+template <typename Add>
+constexpr void add_floats8(Add&& add) {
+  for (const Arithmetic x : {Arithmetic::kPlain, Arithmetic::kPromoted}) {
+    for (const DType a : kFloats8) {
+      for (const DType b : kFloats8) {
+        for (const DType d : kFloats) add(TypeRule{a, b, d, x});
+      }
+    }
+  }
 }
+
 constexpr auto kTypes = [] {
-  std::array<TypeRule, std::size(k16BitTypes) + 5> types{};
-  std::ranges::copy(k16BitTypes, types.begin());
-  size_t i = std::size(k16BitTypes);
-  for (const Arithmetic x :
-       {Arithmetic::kBf16, Arithmetic::kBf16X3, Arithmetic::kBf16X6, Arithmetic::kBf16X9, Arithmetic::kF16X3})
-    types[i++] = fp32_rule(x);
+  std::array<TypeRule, std::size(k16BitTypes) + std::size(kOfFp32) + 4 + 24> types{};
+  size_t i = 0;
+  const auto add = [&](const TypeRule& rule) { types[i++] = rule; };
+  for (const TypeRule& rule : k16BitTypes) add(rule);
+  for (const Arithmetic x : kOfFp32) add({DType::kF32, DType::kF32, DType::kF32, x});
+  for (const DType a : kIntegers8) {
+    for (const DType b : kIntegers8) add({a, b, DType::kS32});
+  }
+  add_floats8(add);
+  return types;
+}();
+constexpr auto kScaledTypes = [] {
+  std::array<TypeRule, 12 + 24> types{};
+  size_t i = 0;
+  const auto add = [&](const TypeRule& rule) { types[i++] = rule; };
+  for (const DType a : kIntegers8) {
+    for (const DType b : kIntegers8) {
+      for (const DType d : kFloats) add({a, b, d});
+    }
+  }
+  add_floats8(add);
   return types;
 }();
 
@@ -49,6 +77,7 @@ constexpr KernelEntry kRows[] = {
      .max_arch = 90,
      .types = kTypes,
      .options = kRowOptions.list,
+     .scaled_types = kScaledTypes,
      .gated = true,
      .grouped = true,
      .many = true,

@@ -5,6 +5,8 @@
 #include "../../recall.h"
 #include "../chip.h"
 #include "../planning.h"
+#include "bytes/copies.h"
+#include "bytes/launch_bytes.h"
 #include "choose_grouped.h"
 #include "group_table.h"
 #include "launch.h"
@@ -23,9 +25,20 @@ namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
 
-// The problem that is planned: of planes, where operands are split into such.
+// The problem that is planned: of planes, where operands are split into such, and of copies.
 GemmProblem planned(const GemmProblem& p) {
+  if (of_bytes(p)) return copied_problem(p, byte_copies(p));
   return of_planes(p) ? slab_problem(p, slabs_of(p), 0, plane_arithmetic(p)) : p;
+}
+
+// Microseconds of the pass that makes what is multiplied, where the cost of that does not have it: of single
+// planes, and of copies.
+double pass_time(const GemmProblem& problem, const GemmProblem& planned) {
+  if (of_bytes(problem)) return copy_time(2 * double(byte_copies(problem).bytes));
+  if (!of_planes(problem) || of_planes(planned)) return 0;
+  GemmProblem unsplit = planned;
+  unsplit.arithmetic = plane_arithmetic(problem);
+  return split_time(unsplit);
 }
 
 BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
@@ -47,7 +60,7 @@ Status make_parameters(const Plan& plan, const GemmProblem& p, const GemmBuffers
   params->cols = static_cast<int>(plan.y().rows);
   params->idle_stages = static_cast<uint8_t>(plan.idle_stages);
   if (p.grouped()) params->groups = group_table(plan, p, buffers);
-  if (of_planes(p)) set_plane_part(p, plan.config.swap, scales, params);
+  if (of_planes(p) || promoted(p)) set_plane_part(p, plan.config.swap, scales, params);
   return make_maps(plan, p, operands, params);
 }
 
@@ -72,14 +85,15 @@ Status launch_product(const GemmProblem& p, const Plan& plan, const GemmBuffers&
                       .cluster = plan.config.cluster(),
                       .blocks = dim3(blocks_x, blocks_y, blocks_z),
                       .stream = executor.stream};
-  return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, *params, launch);
+  const bool swap = plan.config.swap;
+  return launch_tiles((swap ? p.b : p.a).dtype, (swap ? p.a : p.b).dtype, plan.x().major, plan.y().major,
+                      *params, launch);
 }
 
 Status add_partials(const GemmProblem& p, const Plan& plan, const GemmBuffers& buffers, CUstream_st* stream) {
   const int partials = plan.config.partials();
   if (partials == 1) return {};
-  const auto* const from =
-      reinterpret_cast<const float*>(static_cast<const uint8_t*>(buffers.workspace) + plan.partial_offset);
+  const void* const from = static_cast<const uint8_t*>(buffers.workspace) + plan.partial_offset;
   return launch_reduce(p, buffers, from, plan.partial_pitch, partials, stream);
 }
 
@@ -109,6 +123,12 @@ std::string unsupported_sm90(const GemmProblem& p) {
       return "a gated product of kernel 'sm90' is not split along k";
     }
   }
+  if (of_bytes(p)) {
+    if (p.grouped() || p.gated) return "kernel 'sm90' multiplies operands of 8 bits in single products";
+    if (p.scaled() && p.has_c) return "kernel 'sm90' adds no C to a scaled product";
+    if (p.d == DType::kS32 && (p.has_c || p.has_bias || p.activation != Activation::kNone))
+      return "kernel 'sm90' scales products of integers, and adds nothing to them";
+  }
   if (!of_planes(p)) {
     if (fixed(p, "slabs") > 1) return "option slabs is for planes of fp32 operands";
     if (fixed(p, "tail") > 1) return "option tail is for planes of fp32 operands";
@@ -132,7 +152,10 @@ std::string unsupported_sm90(const GemmProblem& p) {
 
 size_t workspace_sm90(const GemmProblem& p) {
   if (p.output_empty()) return 0;
-  if (!of_planes(p)) return make_plan(p).workspace;
+  if (!of_planes(p)) {
+    const size_t copies = of_bytes(p) ? byte_copies(p).bytes : 0;
+    return copies + make_plan(planned(p)).workspace;
+  }
   const Slabs slabs = slabs_of(p);
   size_t most = 0;  // of partial results
   for (const int64_t i : {int64_t{0}, slabs.count - 1})
@@ -145,10 +168,7 @@ std::vector<Candidate> candidates_sm90(const GemmProblem& problem, const Machine
   if (problem.output_empty()) return candidates;
   const GemmProblem p = planned(problem);
   const int slabs = of_planes(problem) ? static_cast<int>(slabs_of(problem).count) : 1;
-  // Single planes are multiplied as ordinary operands, whose cost has no pass that makes them.
-  GemmProblem unsplit = p;
-  unsplit.arithmetic = plane_arithmetic(problem);
-  const double pass = of_planes(problem) && !of_planes(p) ? split_time(unsplit) : 0;
+  const double pass = pass_time(problem, p);
   for (RankedConfig& ranked : rank_configs(p, machine)) {
     const Cost& cost = ranked.cost;
     ranked.config.slabs = slabs;
@@ -172,9 +192,14 @@ Status prepare_sm90(const GemmProblem& problem, int) {
     launch.prepare = true;
     launch.tile = plan.config.tile;
     static const AllParts none{};
-    return launch_tiles(p.a.dtype, plan.x().major, plan.y().major, none, launch);
+    const bool swap = plan.config.swap;
+    return launch_tiles((swap ? p.b : p.a).dtype, (swap ? p.a : p.b).dtype, plan.x().major, plan.y().major,
+                        none, launch);
   };
-  if (!of_planes(problem)) return prepare(problem, make_plan(problem));
+  if (!of_planes(problem)) {
+    const GemmProblem p = planned(problem);
+    return prepare(p, make_plan(p));
+  }
   const Slabs slabs = slabs_of(problem);
   const Arithmetic arithmetic = plane_arithmetic(problem);
   for (const int64_t i : {int64_t{0}, slabs.count - 1}) {  // the last one is shorter
@@ -190,6 +215,7 @@ Status prepare_sm90(const GemmProblem& problem, int) {
 
 Status launch_sm90(const GemmProblem& p, const GemmBuffers& buffers, const Executor& executor) {
   if (p.output_empty()) return {};
+  if (of_bytes(p)) return launch_bytes(p, buffers, executor);
   if (of_planes(p)) return launch_planes(p, buffers, executor);
   if (p.k == 0) return launch_empty_sum(p, buffers, executor.stream);
   static thread_local Recall<Plan> recall;

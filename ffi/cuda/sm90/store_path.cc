@@ -7,7 +7,7 @@ StorePath store_path(const GemmProblem& p, bool swap, bool partial, ResultAlignm
   if (partial) return StorePath::kFp32;
   const bool alone = !p.has_c && !p.has_bias && p.activation == Activation::kNone;
   const bool plain = alone && static_cast<float>(p.alpha) == 1.f;
-  if (p.d == DType::kF32) {
+  if (dtype_bytes(p.d) == 4) {
     const bool fits = swap || (p.n % 2 == 0 && p.result_pitch() % 2 == 0 && aligned.d >= 8);
     return plain && fits && !p.gated ? StorePath::kFp32 : StorePath::kElements;
   }

@@ -145,6 +145,11 @@ class SlabLaunch {
 }  // namespace
 
 void set_plane_part(const GemmProblem& p, bool swap, const PlaneScales& scales, AllParts* params) {
+  if (promoted(p)) {
+    params->plane_product_count = 1;
+    params->plane_products[0] = {0, 0, 1.f};
+    return;
+  }
   const PlaneScheme scheme = plane_scheme(p.arithmetic);
   const int64_t pitch = plane_pitch(p);
   params->plane_product_count = scheme.products;

@@ -70,6 +70,9 @@ constexpr PlaneScheme plane_scheme(Arithmetic arithmetic) {
 }
 constexpr bool of_planes(const GemmProblem& p) { return plane_scheme(p.arithmetic).planes > 0; }
 
+// Whether tiles of planes multiply the operands as they are, for the sake of their sums in registers.
+constexpr bool promoted(const GemmProblem& p) { return p.arithmetic == Arithmetic::kPromoted; }
+
 constexpr bool of_sums(const GemmProblem& p) { return p.groups.form == Form::kSums; }
 // How far a plane begins behind the one before it, along k; and the extent of all.
 constexpr int64_t plane_pitch(const GemmProblem& p) { return of_sums(p) ? p.k : round_up(p.k, kStepK16); }

@@ -1,14 +1,10 @@
 // A block has pieces of 64 rows by 64 of k, a thread 8 values of k of each of two rows, whose parts it stores
 // as one vector for each plane. Where rows are contiguous in memory along k a thread loads its own values;
 // elsewhere the block brings them through shared memory, so that neighbouring lanes load neighbouring rows.
-#include <algorithm>
-
-#include "../../../arithmetic.h"
-#include "../../device/divisor.cuh"
 #include "../../device/ptx.cuh"
 #include "../../device/types.cuh"
-#include "../../planning.h"
 #include "../configs.h"
+#include "../pieces.cuh"
 #include "planes.h"
 #include "scales.cuh"
 #include "split.h"
@@ -23,15 +19,8 @@ constexpr int kSplitRows = kRowsEach * kRowsApart;
 constexpr int kBlocksEach = 5;  // of a multiprocessor
 using Rows = Values[kRowsEach];
 
-struct SplitWork {
-  SplitOperand x;
-  Divisor steps, blocks;    // pieces of k, and of one matrix
-  Divisor inner;            // matrices of the inner batch
-  uint32_t blocks_end = 0;  // where the pieces of its batch end, and those of the next operand begin
-};
-
 struct SplitTable {
-  SplitWork work[2];
+  Pieces<float> pieces;
   int planes;
   int32_t* guard;
 };
@@ -82,18 +71,10 @@ __device__ __forceinline__ void load_along_rows(const SplitOperand& x, const flo
 // has. Rows may lie behind the last.
 template <typename Run>
 __device__ __forceinline__ void for_values(const SplitTable& table, Run&& run) {
-  for (uint32_t index = blockIdx.x; index < table.work[1].blocks_end; index += gridDim.x) {
-    const bool second = index >= table.work[0].blocks_end;
-    const SplitWork& work = table.work[second];
-    const SplitOperand& x = work.x;
-    const uint32_t piece = index - (second ? table.work[0].blocks_end : 0);
-    const uint32_t batch = work.blocks(piece), block = piece - batch * work.blocks.divisor;
-    const uint32_t rows = work.steps(block), step = block - rows * work.steps.divisor;
-    const int first_row = static_cast<int>(rows) * kSplitRows, first_k = static_cast<int>(step) * kStepK16;
+  for_pieces<kSplitRows, kStepK16>(table.pieces, [&](const SplitOperand& x, const float* from, uint32_t batch,
+                                                     int first_row, int first_k) {
     const int row = first_row + static_cast<int>(threadIdx.x) / kLanes;
     const int k = first_k + static_cast<int>(threadIdx.x) % kLanes * kValuesEach;
-    const uint32_t outer = work.inner(batch), inner = batch - outer * work.inner.divisor;
-    const float* const from = x.from + outer * x.outer_stride + inner * x.inner_stride;
     Rows value;
     if (x.k_stride == 1) {
 #pragma unroll
@@ -103,7 +84,7 @@ __device__ __forceinline__ void for_values(const SplitTable& table, Run&& run) {
     }
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) run(x, int64_t(batch), row + i * kRowsApart, k, value[i]);
-  }
+  });
 }
 
 __global__ void __launch_bounds__(kSplitThreads, kBlocksEach)
@@ -149,18 +130,9 @@ Status launch(void (*kernel)(SplitTable), const SplitOperands& operands, int pla
   SplitTable table{};
   table.planes = planes;
   table.guard = guard;
-  int64_t blocks = 0;
-  for (int i = 0; i < 2; ++i) {
-    const SplitOperand& x = operands[i];
-    const int64_t steps = ceil_div(x.k, kStepK16), own = steps * ceil_div(x.rows, kSplitRows);  // of a matrix
-    blocks += own * x.batch_outer * x.batch_inner;
-    if (blocks > INT32_MAX / 2) return {"kernel 'sm90': an operand is too large to split into planes"};
-    table.work[i] = {x, Divisor(static_cast<uint32_t>(steps)),
-                     Divisor(static_cast<uint32_t>(std::max<int64_t>(1, own))),
-                     Divisor(static_cast<uint32_t>(x.batch_inner)), static_cast<uint32_t>(blocks)};
-  }
-  // No more than run at a time: with a guard that is down all of them end at once.
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(blocks, kBlocksEach * kModelSms));
+  if (!make_pieces<kSplitRows, kStepK16>(operands, &table.pieces))
+    return {"kernel 'sm90': an operand is too large to split into planes"};
+  const unsigned grid = grid_of(table.pieces, kBlocksEach);
   kernel<<<grid, kSplitThreads, 0, stream>>>(table);
   return launch_status("sm90 (split)");
 }

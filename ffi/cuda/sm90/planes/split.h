@@ -2,23 +2,12 @@
 #pragma once
 
 #include "../../../kernel.h"
+#include "../copied.h"
 
 namespace jaxgemm::cuda::sm90 {
 
-// An operand as rows x k, and its planes, whose rows are along k. The elements of a source row are k_stride
-// apart; either stride is 1. (In sums over the rows of groups these are its rows, and k is the other axis.)
-struct SplitOperand {
-  const float* from = nullptr;
-  void* to = nullptr;
-  uint32_t* largest = nullptr;  // of scaled planes: the bits of each row's largest finite magnitude
-  int64_t rows = 0, k = 0;
-  int64_t row_stride = 0, k_stride = 0;
-  int64_t pitch = 0;                       // of a plane's row: k, filled up with zeros to whole steps
-  int64_t row_pitch = 0, plane_pitch = 0;  // elements from row to row, and from plane to plane
-  int64_t batch_outer = 1, batch_inner = 1;
-  int64_t outer_stride = 0, inner_stride = 0;  // of the source; the planes are dense
-};
-
+// Its planes are zeros behind k.
+using SplitOperand = CopiedOperand<float>;
 using SplitOperands = SplitOperand[2];
 
 // Finds the largest finite magnitudes of both operands' rows. What is there must be zeros.

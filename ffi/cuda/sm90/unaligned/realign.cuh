@@ -126,7 +126,8 @@ __device__ __forceinline__ void walk_steps(const typename E::Parameters& p, Begi
 template <typename E>
 __device__ __forceinline__ void produce_aligned(const typename E::Parameters& p,
                                                 const SharedLayout<E>& shared) {
-  TmaOperand<E::kX, E::kLoadedX, E::kBlockX, false, E::kBytesX> x(p.x, p.x_edge, shared.x, p.rows, 1, 0, 1);
+  TmaOperand<E::kX, E::kLoadedX, E::kBlockX, false, E::kBytesX, E::kStepK> x(p.x, p.x_edge, shared.x, p.rows,
+                                                                             1, 0, 1);
   const bool elected = elect_one();
   uint32_t bytes = 0;
   RingPosition<E::kStages> ring;

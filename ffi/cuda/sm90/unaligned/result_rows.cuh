@@ -7,8 +7,9 @@
 // needs for both.
 #pragma once
 
-#include "../../device/pair.cuh"
+#include "../../device/mma.cuh"
 #include "../../device/ptx.cuh"
+#include "../staged.cuh"
 
 namespace jaxgemm::cuda::sm90 {
 
@@ -95,8 +96,8 @@ class VectorPart {
   int begin_ = 0, last_ = 0, words_ = 0, stores_ = 0;
 };
 
-// Stages kStrips strips side by side and writes their 16 rows.
-template <int kCols, int kStrips>
+// Stages kStrips strips side by side and writes their 16 rows. kTurned: as row_of_line() has it.
+template <int kCols, int kStrips, bool kTurned>
 class RowWriter {
   using Lines = StagedRows<kStrips * kCols>;
   static constexpr int kLanes = Lines::kUnits, kRows = 32 / kLanes;
@@ -109,7 +110,7 @@ class RowWriter {
       : pitch_(2 * pitch),
         staging_(staging),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        fill_(staging + Lines::at(lane_ / 8 % 2 * 8 + lane_ % 8, lane_ / 16)) {}
+        fill_(staging + Lines::at(row_of_line<kTurned>(lane_ / 8 % 2, lane_ % 8), lane_ / 16)) {}
 
   // Prepares for rows of which `cols` >= 1 elements exist. The first begins at `d`, or a multiple of 16 bytes
   // from there.
@@ -119,14 +120,14 @@ class RowWriter {
     find_vectors();
     find_ends();
   }
-  // Stages a lane's values of a strip, in the accumulators' order.
-  template <typename Out>
-  __device__ __forceinline__ void fill(int strip, const float (&x)[kCols / 2]) const {
+  // Stages a lane's values of a strip, in the accumulators' order; pack(lo, hi) makes two of them a pair.
+  template <typename Pack>
+  __device__ __forceinline__ void fill(int strip, const float (&x)[kCols / 2], Pack&& pack) const {
 #pragma unroll
     for (int j = 0; j < kCols; j += 16) {
       uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = pack<Out>(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) r[i] = pack(x[j / 2 + 2 * i], x[j / 2 + 2 * i + 1]);
       store_matrix_x4(fill_ ^ 2 * (strip * kCols + j), r);
     }
   }

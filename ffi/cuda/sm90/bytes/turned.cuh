@@ -1,0 +1,104 @@
+// The main loop for an x of 8 bits that is MN-major, which wgmma does not take from shared memory: it comes
+// from registers.
+//
+// A stage holds k lines of 128 rows of x. For 16 rows by 32 of k, a warp's part of an instruction, ldmatrix
+// transposes pairs of rows, as it takes elements of 16 bits: a lane gets two rows of two lines in each
+// register, and PRMT makes one row of four lines of two of these. So the lane's rows, which in the
+// instruction are 8 apart, are neighbours in x (row_of_line in staged.cuh). Each of ldmatrix's rows is a line
+// of the stage; a lane names those that it will need side by side, in an order that has no bank conflicts.
+//
+// Two sets of fragments take turns: one is loaded while the other is multiplied. A stage is released when its
+// last product is done.
+#pragma once
+
+#include "../../device/mma.cuh"
+#include "../multiply.cuh"
+
+namespace jaxgemm::cuda::sm90 {
+
+// What a lane loads of a stage of x: 16 rows from `row` on.
+class TurnedRows {
+ public:
+  __device__ __forceinline__ TurnedRows(int row, int lane) {
+    // ldmatrix takes the addresses of matrices 0 to 3 from 8 lanes each. Matrices 0 and 1 are for the first
+    // 16 lines, 2 and 3 for the others. Of each four lines lanes with a low k have the first two from the
+    // even matrix and the last two from the odd one, and lanes with a high k the other way round.
+    const int matrix = lane / 8, line = lane % 8, quad = line / 2;
+    const int late = (matrix % 2 == 0) == (quad < 2) ? 0 : 2;
+    const int k = matrix / 2 * 16 + quad * 4 + late + line % 2;
+    offset_ = k * kLineBytes + ((row / 16 ^ k % 8) << 4);
+    even_ = lane % 4 < 2 ? 0x6420 : 0x2064;
+  }
+
+  // The fragments of an instruction, of which `stage` is the address and `step` the number in the stage.
+  __device__ __forceinline__ void load(uint32_t (&x)[4], uint32_t stage, int step) const {
+    uint32_t pairs[4];
+    load_matrix_x4<true>(pairs, stage + step * (kInstructionBytes * kLineBytes) + offset_);
+    x[0] = __byte_perm(pairs[0], pairs[1], even_);
+    x[1] = __byte_perm(pairs[0], pairs[1], even_ ^ kOdd);
+    x[2] = __byte_perm(pairs[2], pairs[3], even_);
+    x[3] = __byte_perm(pairs[2], pairs[3], even_ ^ kOdd);
+  }
+
+ private:
+  // PRMT's selector for the even row, and what makes it that for the odd row.
+  uint32_t offset_, even_;
+  static constexpr uint32_t kOdd = 0x1111;
+};
+
+// As multiply() has it.
+template <typename E, typename Arrived, typename Started, typename Issued>
+__device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const SharedLayout<E>& shared,
+                                                const ClusterPlace& place, RingPosition<E::kStages>& ring,
+                                                int row, int k_blocks, Arrived&& arrived, Started&& started,
+                                                Issued&& issued) {
+  static_assert(E::kBlocksM == 1 && E::kStepK == kLineBytes);
+  constexpr int kSteps = kLineBytes / kInstructionBytes;
+  static_assert(kSteps % 2 == 0);  // a set of fragments for each step of a stage
+  using Y = OperandTile<Major::kK>;
+  using Mma = Wgmma<typename E::Product, E::kTileN, E::kX, E::kY>;
+  const uint64_t y_base = Y::descriptor(shared.y);
+  const int thread = static_cast<int>(threadIdx.x % 128);
+  const TurnedRows rows(row + thread / 32 * 16, thread % 32);
+  StageRelease<E> release(shared, place);
+
+  uint32_t x[2][4];
+  const auto arrive = [&](int block) {
+    mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
+    arrived(block, ring.stage);
+    rows.load(x[0], shared.x + ring.stage * E::kBytesX, 0);
+  };
+  arrive(0);
+  uint32_t accumulate = 0;
+  for (int block = 0; block < k_blocks; ++block) {
+    const int stage = ring.stage;
+    ring.next();
+    const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t (&now)[4] = x[step % 2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(now[i])::"memory");
+      wgmma_fence();
+      Mma::mma(acc.value[0], now, advance(y, step * Y::kStep), accumulate);
+      accumulate = 1;
+      wgmma_commit();
+      if (block == 0 && step == kSteps - 1) started();
+      wgmma_wait<1>();
+      if (step == 0) {
+        release();
+        release.hold(stage);
+      }
+      if (step + 1 < kSteps)
+        rows.load(x[(step + 1) % 2], shared.x + stage * E::kBytesX, step + 1);
+      else if (block + 1 < k_blocks)
+        arrive(block + 1);
+    }
+  }
+  issued();
+  wgmma_wait<0>();
+  wgmma_pin(acc.value[0]);
+  release();
+}
+
+}  // namespace jaxgemm::cuda::sm90

@@ -1,0 +1,116 @@
+"""Layers with weights of 8 bits, for inference: what linen's and nnx's have in common.
+
+Weights have a scale for each feature, and inputs for each row, which they get in every call. flax's forward pass is
+inherited here too: as its weights it sees the values, and as its product one that knows their scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgemm import api
+from jaxgemm.flax._shared import PendingProduct
+from jaxgemm.problem import DimensionNumbers
+from jaxgemm.products.quantization import quantize
+
+#: The types of values, by what a layer's ``quantize`` says.
+TYPES = {"int8": "int8", "fp8": "float8_e4m3fn"}
+
+
+class Weights(NamedTuple):
+    """Values of 8 bits, of the weights' shape, and float32 scales of shape (1, n), n being the product of features."""
+
+    values: jax.Array
+    scales: jax.Array
+
+
+def check(layer: Any, replaced: bool) -> None:
+    """Errors for a layer whose ``quantize`` cannot be."""
+    name = type(layer).__name__
+    if layer.quantize is None:
+        return
+    if layer.quantize not in TYPES:
+        raise ValueError(f"{name}: quantize must be one of {', '.join(TYPES)} or None, got {layer.quantize!r}")
+    if replaced:
+        raise ValueError(f"{name}: quantize={layer.quantize!r} is of our product, but another replaces it")
+    if getattr(layer, "batch_axis", None) or getattr(layer, "batch_dims", None):
+        raise ValueError(f"{name}: quantize={layer.quantize!r} is for layers without batch axes")
+
+
+def quantized(layer: Any, weights: jax.Array) -> Weights:
+    """Of a layer's weights, whose leading axes are summed over."""
+    axis = getattr(layer, "axis", -1)
+    summed = len(axis) if isinstance(axis, tuple | list) else 1
+    matrix = jnp.reshape(weights, (prod(weights.shape[:summed]), -1))
+    values, scales = quantize(matrix, TYPES[layer.quantize], "column")
+    return Weights(jnp.reshape(values, weights.shape), scales)
+
+
+def promoting(layer: Any) -> Callable[..., tuple[Any, Any, Any]]:
+    """What stands in for flax's ``promote_dtype``: it leaves the values of weights as they are.
+
+    nnx gives inputs, weights and bias in a tuple, linen one by one.
+    """
+
+    def promote(*given: Any, dtype: Any) -> tuple[Any, Any, Any]:
+        inputs, values, bias = given[0] if len(given) == 1 else given
+        others = [layer.param_dtype, *([] if bias is None else [bias])]
+        kind = jnp.result_type(inputs, *others) if dtype is None else jnp.dtype(dtype)
+        return jnp.asarray(inputs, kind), values, None if bias is None else jnp.asarray(bias, kind)
+
+    return promote
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedProduct(PendingProduct):
+    """A product of inputs, which are quantized when it runs, and of values with these scales."""
+
+    scales: jax.Array | None = None
+
+    def finish(self, activation: str | None) -> jax.Array:
+        """The result."""
+        (summed, _), _ = self.dims
+        k = prod(self.lhs.shape[i] for i in summed)
+        last = jnp.moveaxis(self.lhs, summed, range(-len(summed), 0))
+        inputs, scales = quantize(
+            jnp.reshape(last, (prod(last.shape[: last.ndim - len(summed)]), k)), self.rhs.dtype, "row"
+        )
+        out = api.gemm(
+            inputs,
+            jnp.reshape(self.rhs, (k, -1)),
+            a_scale=scales,
+            b_scale=self.scales,
+            bias=None if self.bias is None else jnp.reshape(self.bias, -1).astype(self.dtype),
+            activation=activation,
+            out_dtype=self.dtype,
+            precision=self.precision,
+            kernel=self.kernel,
+        )
+        return jnp.reshape(out, self.shape)
+
+
+def pend(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dimension_numbers: DimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
+    kernel: str,
+    scales: jax.Array,
+) -> QuantizedProduct:
+    """As ``dot_general`` of inputs and of what the values ``rhs`` stand for, later."""
+    if out_sharding is not None:
+        raise ValueError("out_sharding is not for quantized layers")
+    (lc, rc), (lb, rb) = dimension_numbers
+    dims = ((tuple(lc), tuple(rc)), (tuple(lb), tuple(rb)))
+    out = lhs.dtype if preferred_element_type is None else np.dtype(jnp.dtype(preferred_element_type))
+    return QuantizedProduct(lhs, rhs, dims, precision, out, None, kernel, scales=scales)

@@ -1,0 +1,88 @@
+"""Scales of operands of 8 bits: values times scales are what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemm import dtypes
+from jaxgemm.products.arguments import as_array, canonical_dtype
+
+#: What a scale is one of, by its name's place: an axis of the result that it may run along.
+_RUNS = {"a_scale": -2, "b_scale": -1}
+_MEANING = {"a_scale": "(..., m, 1), one a row", "b_scale": "(..., 1, n), one a column"}
+_MOST_SUM = 2**31 - 1
+
+
+def scales_of(
+    given: dict[str, ArrayLike | None], operands: Sequence[np.dtype], k: int, shape: Sequence[int]
+) -> dict[str, jax.Array]:
+    """The scales that are given, checked, in float32, and () or of the rank of the result, whose shape that is.
+
+    Raises:
+        TypeError: the operands' type takes none, or a scale is not of float32.
+        ValueError: a scale has another shape, or sums of integers may pass what int32 holds.
+    """
+    named = {name: as_array(f"gemm: {name}", value) for name, value in given.items() if value is not None}
+    if not named:
+        return {}
+    if not all(x.name in dtypes.ELEMENT_TYPES and dtypes.ELEMENT_TYPES[x.name].tensor == "8-bit" for x in operands):
+        raise TypeError(f"gemm: {next(iter(named))} is for operands of 8 bits, got {operands[0]} and {operands[1]}")
+    _check_sums(operands, k)
+    for name, x in named.items():
+        if x.dtype != np.float32:
+            raise TypeError(f"gemm: {name} must be of float32, got {x.dtype}")
+        if not _fits(x.shape, shape, _RUNS[name]):
+            raise ValueError(
+                f"gemm: {name} must have shape (), (..., 1, 1), one for each product, or {_MEANING[name]}, for a "
+                f"result of {tuple(shape)}; got {x.shape}"
+            )
+    rank = len(shape)
+    return {name: x if x.ndim == 0 else jnp.reshape(x, (1,) * (rank - x.ndim) + x.shape) for name, x in named.items()}
+
+
+def _fits(scale: Sequence[int], shape: Sequence[int], runs: int) -> bool:
+    if not scale:
+        return True
+    if not 2 <= len(scale) <= len(shape):
+        return False
+    allowed = [*({1, n} for n in shape[-len(scale) : -2]), {1}, {1}]
+    allowed[runs] = {1, shape[runs]}
+    return all(n in known for n, known in zip(scale, allowed, strict=True))
+
+
+def most_terms(operands: Sequence[np.dtype]) -> int:
+    """How many products of such integers int32 holds the sum of, whatever they are."""
+    return _MOST_SUM // prod(max(-int(jnp.iinfo(x).min), int(jnp.iinfo(x).max)) for x in operands)
+
+
+def _check_sums(operands: Sequence[np.dtype], k: int) -> None:
+    """ValueError where int32 may wrap: a scaled sum is a number, and not one modulo 2^32."""
+    if not all(jnp.issubdtype(x, jnp.integer) for x in operands):
+        return
+    if k > (most := most_terms(operands)):
+        raise ValueError(
+            f"gemm: sums of {k} products of {operands[0]} and {operands[1]} may pass what int32 holds; scaled ones are "
+            f"of {most} at most"
+        )
+
+
+def scaled_result(given: DTypeLike | None) -> np.dtype:
+    """The type of a scaled product, by default float32; TypeError for one that is not of floats."""
+    out = np.dtype(np.float32) if given is None else canonical_dtype(given)
+    if not jnp.issubdtype(out, jnp.floating):
+        raise TypeError(f"gemm: out_dtype of a scaled product must be a floating-point type, got {out.name}")
+    return out
+
+
+def scaled(product: jax.Array, scales: Iterable[jax.Array], dtype: np.dtype) -> jax.Array:
+    """The product in this type, times its scales."""
+    x = product.astype(dtype)
+    for scale in scales:
+        x = x * scale
+    return x

@@ -1,0 +1,129 @@
+"""Where the values of a jaxpr come from: through calls, to the equation that makes them.
+
+A value that a call's body makes can be read outside of the call as well, by computing it there once more: XLA sees that
+both are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params, primitives
+
+from jaxgemm.products.kind import KINDS
+
+#: Calls whose bodies are looked into, and the parameter that has the body.
+BODY = {
+    primitives.jit_p.name: "jaxpr",
+    primitives.custom_jvp_call_p.name: "call_jaxpr",
+    primitives.custom_vjp_call_p.name: "call_jaxpr",
+}
+#: Primitives without a body that are not computed twice, beside products of ours.
+_HEAVY = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated", "ffi_call"})
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """A jaxpr; if it is the body of a call, also the call and the scope around it."""
+
+    jaxpr: Jaxpr
+    makers: dict[Any, Any]
+    consts: Sequence[Any] = ()
+    call: Any = None
+    outer: Scope | None = None
+
+    @staticmethod
+    def of(jaxpr: Jaxpr, **around: Any) -> Scope:
+        """That of a jaxpr."""
+        return Scope(jaxpr, {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}, **around)
+
+    def body(self, call: Any) -> Scope:
+        """The scope of what a call of this one runs."""
+        closed = call.params[BODY[call.primitive.name]]
+        return Scope.of(closed.jaxpr, consts=closed.consts, call=call, outer=self)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A variable, or a number, of a scope."""
+
+    scope: Scope
+    var: Any
+
+    @property
+    def dtype(self) -> Any:
+        """Its element type, which may be one that NumPy does not know."""
+        return self.var.aval.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        shape: tuple[int, ...] = self.var.aval.shape
+        return shape
+
+    def outward(self) -> Value:
+        """The same value as it is given to the calls that it is a parameter of."""
+        scope, var = self.scope, self.var
+        while scope.outer is not None and not isinstance(var, Literal) and var in scope.jaxpr.invars:
+            scope, var = scope.outer, scope.call.invars[scope.jaxpr.invars.index(var)]
+        return Value(scope, var)
+
+    def origin(self) -> tuple[Value, Any]:
+        """The same value where it is made, and the equation that makes it; None: it is given."""
+        value = self.outward()
+        while not isinstance(value.var, Literal) and (eqn := value.scope.makers.get(value.var)) is not None:
+            if eqn.primitive.name not in BODY:
+                return value, eqn
+            body = value.scope.body(eqn)
+            value = Value(body, body.jaxpr.outvars[eqn.outvars.index(value.var)]).outward()
+        return value, None
+
+    def operands(self) -> list[Value]:
+        """Of a value that a call's body makes: what the call is given."""
+        assert self.scope.outer is not None
+        return [Value(self.scope.outer, v).outward() for v in self.scope.call.invars]
+
+    def program(self) -> ClosedJaxpr:
+        """What computes a value of a call's body from the call's operands."""
+        wanted, kept = {self.var}, []
+        for eqn in reversed(self.scope.jaxpr.eqns):
+            if wanted & {*eqn.outvars}:
+                kept.append(eqn)
+                wanted |= {v for v in eqn.invars if not isinstance(v, Literal)}
+        return ClosedJaxpr(self.scope.jaxpr.replace(eqns=kept[::-1], outvars=[self.var]), self.scope.consts)
+
+    def sources(self) -> list[Any]:
+        """The variables of the outermost scope that it is computed from, some perhaps more than once."""
+        if isinstance(self.var, Literal):
+            return []
+        return [self.var] if self.scope.outer is None else [v for x in self.operands() for v in x.sources()]
+
+    def read(self, known: dict[Any, jax.Array]) -> jax.Array:
+        """The value, from those of :meth:`sources`. What a call computed is there once more, which XLA sees."""
+        if isinstance(self.var, Literal):
+            return jnp.asarray(self.var.val, self.dtype)
+        if self.scope.outer is None:
+            return known[self.var]
+        value: jax.Array
+        (value,) = jaxpr_as_fun(self.program())(*(x.read(known) for x in self.operands()))
+        return value
+
+    def is_cheap(self) -> bool:
+        """Whether nothing of weight is computed to :meth:`read` it."""
+        if isinstance(self.var, Literal) or self.scope.outer is None:
+            return True
+        return _is_cheap(self.program().jaxpr) and all(x.is_cheap() for x in self.operands())
+
+
+def _is_cheap(jaxpr: Jaxpr) -> bool:
+    """Whether a program has no effects, and no products or loops."""
+    for eqn in jaxpr.eqns:
+        bodies = [*jaxprs_in_params(eqn.params)]
+        heavy = eqn.primitive in KINDS or eqn.primitive.name in _HEAVY or (bodies and eqn.primitive.name not in BODY)
+        if eqn.effects or heavy or not all(map(_is_cheap, bodies)):
+            return False
+    return True

@@ -1,0 +1,137 @@
+"""jaxgemm.quantize: values and scales, special numbers, devices, and what is refused."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh
+
+import jaxgemm
+from jaxgemm.products.quantization import TYPES
+
+SHAPES = {"tensor": lambda _: (), "row": lambda s: (*s[:-1], 1), "column": lambda s: (*s[:-2], 1, s[-1])}
+AXIS = {"tensor": None, "row": -1, "column": -2}
+#: How far a value may be from x / scale: of x, and for integers in units.
+RELATIVE = {"float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3, "int8": 0.0}
+LEAST = {"float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17, "int8": 0.5}
+
+
+def most(dtype):
+    return float(jnp.iinfo(dtype).max if dtype == "int8" else jnp.finfo(dtype).max)
+
+
+@pytest.mark.parametrize("scaling", SHAPES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("given", ["float32", "bfloat16", "float16", "float64"])
+def test_products_are_about_x(dtype, scaling, given, rng):
+    for shape in ((7, 30), (3, 5, 8), (1, 1), (2, 3, 4, 5)):
+        x = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, shape)), given)
+        values, scales = jax.jit(partial(jaxgemm.quantize, dtype=dtype, scaling=scaling))(x)
+        assert (values.dtype, scales.dtype) == (dtype, np.float32)
+        assert (values.shape, scales.shape) == (shape, SHAPES[scaling](shape))
+        x, scales = np.asarray(x, np.float64), np.asarray(scales, np.float64)
+        largest = abs(x).max(axis=AXIS[scaling], keepdims=AXIS[scaling] is not None)
+        np.testing.assert_allclose(scales, largest / most(dtype), rtol=2.0**-22)
+        error = abs(np.asarray(values, np.float64) * scales - x)
+        assert (error <= (RELATIVE[dtype] * abs(x) + LEAST[dtype] * scales) * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("scaling", SHAPES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_zeros_and_the_smallest_numbers(dtype, scaling):
+    x = jnp.zeros((4, 6), jnp.float32)
+    values, scales = jaxgemm.quantize(x, dtype, scaling)
+    assert (np.asarray(scales) == 1).all()
+    assert not np.asarray(values, np.float32).any()
+    _, scales = jaxgemm.quantize(jnp.full((4, 6), 1e-37, jnp.float32), dtype, scaling)
+    assert (np.asarray(scales) >= np.float32(2.0**-126)).all()
+    values, scales = jaxgemm.quantize(jnp.zeros((0, 6)) if scaling != "column" else jnp.zeros((6, 0)), dtype, scaling)
+    assert values.size == 0
+
+
+@pytest.mark.parametrize("scaling", SHAPES)
+def test_the_largest_numbers(scaling):
+    x = jnp.asarray([[3.4028235e38, -3.4028235e38], [1.0, 0.5]], jnp.float32)
+    for dtype in TYPES:
+        values, scales = jaxgemm.quantize(x, dtype, scaling)
+        got = np.asarray(values, np.float64) * np.asarray(scales, np.float64)
+        np.testing.assert_allclose(got[0], np.asarray(x, np.float64)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_numbers_that_are_not_finite(dtype):
+    x = np.asarray([[1.0, np.nan, 2.0], [np.inf, 4.0, -np.inf], [3.0, 1.0, 2.0]], np.float32)
+    values, scales = (np.asarray(v, np.float32) for v in jaxgemm.quantize(x, dtype, "row"))
+    if dtype == "int8":
+        np.testing.assert_array_equal(np.isnan(scales[:, 0]), [True, True, False])
+    else:
+        np.testing.assert_allclose(scales[:, 0] * most(dtype), [2.0, 4.0, 3.0], rtol=1e-6)
+        assert np.isnan(values[0, 1])
+        assert not np.isfinite(values[1, [0, 2]]).any()
+        assert dtype != "float8_e5m2" or (values[1, 0], values[1, 2]) == (np.inf, -np.inf)
+    a, b = jnp.asarray(values, dtype), jnp.ones((3, 2), dtype)
+    product = np.asarray(jaxgemm.gemm(a, b, a_scale=jnp.asarray(scales)))
+    assert np.isnan(product[0]).all()
+    assert np.isfinite(product[2]).all()
+
+
+def test_a_product_of_quantized_operands(rng):
+    x, w = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((40, 300), (300, 50)))
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    for dtype, error in (("int8", 0.02), ("float8_e4m3fn", 0.06), ("float8_e5m2", 0.12)):
+        (a, a_scale), (b, b_scale) = jaxgemm.quantize(x, dtype, "row"), jaxgemm.quantize(w, dtype, "column")
+        got = np.asarray(jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale), np.float64)
+        assert np.linalg.norm(got - exact) <= error * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(("x", "y")), P("x", "y")])
+def test_an_axis_that_is_divided_over_devices(spec, rng):
+    devices = mesh((2, 2))
+    x = jnp.asarray(rng.standard_normal((8, 16)), jnp.float32)
+    placed = jax.device_put(x, NamedSharding(devices, spec))
+    for scaling in SHAPES:
+        for got, want in zip(
+            jax.jit(partial(jaxgemm.quantize, dtype="int8", scaling=scaling))(placed),
+            jaxgemm.quantize(x, "int8", scaling),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_it_is_not_differentiable():
+    x = jnp.ones((3, 4))
+
+    def loss(x, stop):
+        values, scales = jaxgemm.quantize(stop(x), "float8_e4m3fn")
+        return (values.astype(jnp.float32) * scales).sum() + x.sum()
+
+    with pytest.raises(TypeError, match="quantize is not differentiable"):
+        jax.grad(loss)(x, lambda x: x)
+    np.testing.assert_array_equal(jax.grad(loss)(x, lax.stop_gradient), jnp.ones((3, 4)))
+
+
+def test_vmap(rng):
+    x = jnp.asarray(rng.standard_normal((3, 4, 5)), jnp.float32)
+    for scaling in SHAPES:
+        values, scales = jax.vmap(partial(jaxgemm.quantize, dtype="int8", scaling=scaling))(x)
+        for i in range(3):
+            want = jaxgemm.quantize(x[i], "int8", scaling)
+            np.testing.assert_array_equal(values[i], want[0])
+            np.testing.assert_array_equal(scales[i], want[1])
+
+
+def test_what_is_refused():
+    x = jnp.ones((3, 4))
+    with pytest.raises(TypeError, match="x must be of a floating-point type, got int32"):
+        jaxgemm.quantize(jnp.ones((3, 4), jnp.int32), "int8")
+    with pytest.raises(ValueError, match="dtype must be one of int8, float8_e4m3fn, float8_e5m2, got uint8"):
+        jaxgemm.quantize(x, "uint8")
+    with pytest.raises(ValueError, match="scaling must be one of tensor, row, column, got 'block'"):
+        jaxgemm.quantize(x, "int8", "block")
+    with pytest.raises(ValueError, match=r"scaling 'row' is for shapes \(..., m, n\), got \(4,\)"):
+        jaxgemm.quantize(x[0], "int8", "row")

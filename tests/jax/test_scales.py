@@ -1,0 +1,178 @@
+"""Scales of operands of 8 bits: what they mean, their shapes, their derivatives, and what is refused."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgemm
+
+TYPES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+PAIRS = [
+    *itertools.product(TYPES[:2], repeat=2),
+    *itertools.product(TYPES[2:], repeat=2),
+]
+M, N, K = 6, 10, 24
+
+
+def values(rng, shape, dtype):
+    if dtype.endswith("int8"):
+        info = np.iinfo(dtype)
+        return jnp.asarray(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def scale(rng, shape):
+    return jnp.asarray(rng.uniform(0.01, 0.1, shape), jnp.float32)
+
+
+def exact(a, b, a_scale=1.0, b_scale=1.0):
+    a, b = (np.asarray(x, np.float64) for x in (a, b))
+    return (a @ b) * np.asarray(a_scale, np.float64) * np.asarray(b_scale, np.float64)
+
+
+def check(got, want, rounding=2.0**-21):
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=rounding, atol=rounding * abs(want).max())
+
+
+@pytest.mark.parametrize("types", PAIRS, ids="-".join)
+@pytest.mark.parametrize("out", [None, "bfloat16", "float16", "float32"])
+def test_values_times_scales(types, out, rng):
+    """Of the whole operand, of rows and columns, one or both; a result in any type of floats."""
+    a, b = values(rng, (M, K), types[0]), values(rng, (K, N), types[1])
+    for shape_a, shape_b in itertools.product((None, (), (M, 1), (1, 1)), (None, (), (1, N), (1, 1))):
+        given = {
+            name: scale(rng, shape) for name, shape in (("a_scale", shape_a), ("b_scale", shape_b)) if shape is not None
+        }
+        if not given:
+            continue
+        got = jax.jit(lambda a, b, given: jaxgemm.gemm(a, b, out_dtype=out, **given))(a, b, given)
+        assert got.dtype == (out or "float32")
+        check(got, exact(a, b, **given), float(jnp.finfo(got.dtype).eps) * (2 if out in ("bfloat16", "float16") else 8))
+
+
+def test_scales_from_numpy(rng):
+    a, b = values(rng, (M, K), "int8"), values(rng, (K, N), "int8")
+    given = {"a_scale": np.full((M, 1), 0.5, np.float32), "b_scale": np.full((1, N), 0.25, np.float32)}
+    check(jaxgemm.gemm(a, b, **given), exact(a, b, **given))
+
+
+def test_in_batches_and_transposed(rng):
+    a, b = values(rng, (3, 1, K, M), "int8"), values(rng, (2, N, K), "uint8")
+    for shape_a, shape_b in (((3, 1, M, 1), (2, 1, N)), ((3, 1, 1, 1), (1, 1, N)), ((M, 1), (2, 1, 1)), ((), ())):
+        a_scale, b_scale = scale(rng, shape_a), scale(rng, shape_b)
+        got = jaxgemm.gemm(a, b, transpose_a=True, transpose_b=True, a_scale=a_scale, b_scale=b_scale)
+        check(got, exact(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2), a_scale, b_scale))
+
+
+def test_before_what_follows(rng):
+    """alpha, C, the bias and the activation are applied to the scaled product."""
+    a, b = values(rng, (M, K), "int8"), values(rng, (K, N), "int8")
+    a_scale, b_scale = scale(rng, (M, 1)), scale(rng, (1, N))
+    c, bias = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((M, N), (N,)))
+    given = {"a_scale": a_scale, "b_scale": b_scale, "c": c, "bias": bias, "alpha": 0.5, "beta": 2.0}
+    got = jaxgemm.gemm(a, b, activation="relu", **given)
+    z = 0.5 * exact(a, b, a_scale, b_scale) + 2.0 * np.asarray(c) + np.asarray(bias)
+    check(got, np.maximum(z, 0))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_derivatives(dtype, rng):
+    """Nothing is divided by a scale, which may be 0; integers have none."""
+    a, b = values(rng, (M, K), dtype), values(rng, (K, N), dtype)
+    a_scale, b_scale = scale(rng, (M, 1)).at[2].set(0.0), scale(rng, (1, N))
+    weights = jnp.asarray(rng.standard_normal((M, N)), jnp.float32)
+
+    def loss(a, b, a_scale, b_scale):
+        return (weights * jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale)).sum()
+
+    da, db, da_scale, db_scale = jax.grad(loss, (0, 1, 2, 3), allow_int=True)(a, b, a_scale, b_scale)
+    z, w = exact(a, b), np.asarray(weights, np.float64)
+    check(da_scale, (w * z * np.asarray(b_scale)).sum(1, keepdims=True), 1e-5)
+    check(db_scale, (w * z * np.asarray(a_scale)).sum(0, keepdims=True), 1e-5)
+    assert da.dtype == db.dtype == (jax.dtypes.float0 if dtype == "int8" else dtype)
+
+
+def test_vmap_scan_and_remat(rng):
+    a, b = values(rng, (4, M, K), "int8"), values(rng, (K, N), "int8")
+    a_scale, b_scale = scale(rng, (4, M, 1)), scale(rng, (1, N))
+    want = exact(a, b, a_scale, b_scale)
+
+    def product(a, a_scale):
+        return jax.checkpoint(lambda a, s: jaxgemm.gemm(a, b, a_scale=s, b_scale=b_scale))(a, a_scale)
+
+    check(jax.vmap(product)(a, a_scale), want)
+    check(jax.lax.scan(lambda carry, x: (carry, product(*x)), 0, (a, a_scale))[1], want)
+    check(jax.vmap(lambda s: jaxgemm.gemm(a[0], b, a_scale=s))(a_scale), exact(a[:1], b, a_scale))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("a_scale", (M,)), ("a_scale", (1, N)), ("a_scale", (M, 2)), ("b_scale", (N, 1)), ("b_scale", (2, 1, N))],
+)
+def test_shapes_that_do_not_fit(name, shape, rng):
+    a, b = values(rng, (M, K), "int8"), values(rng, (K, N), "int8")
+    with pytest.raises(ValueError, match=rf"gemm: {name} must have shape .* got \({shape[0]}"):
+        jaxgemm.gemm(a, b, **{name: scale(rng, shape)})
+
+
+def test_types_that_take_no_scale():
+    for dtype in ("float32", "bfloat16", "int16"):
+        x = jnp.ones((4, 4), dtype)
+        with pytest.raises(TypeError, match=f"gemm: a_scale is for operands of 8 bits, got {dtype} and {dtype}"):
+            jaxgemm.gemm(x, x, a_scale=jnp.float32(1))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e8m0fnu", "bfloat16", "int32"])
+def test_scales_of_another_type(dtype):
+    x = jnp.ones((4, 4), jnp.float8_e4m3fn)
+    with pytest.raises(TypeError, match=f"gemm: b_scale must be of float32, got {dtype}"):
+        jaxgemm.gemm(x, x, b_scale=jnp.ones((), dtype))
+
+
+def test_results_of_integers_are_refused():
+    x = jnp.ones((4, 4), jnp.int8)
+    with pytest.raises(TypeError, match="out_dtype of a scaled product must be a floating-point type, got int32"):
+        jaxgemm.gemm(x, x, a_scale=jnp.float32(1), out_dtype="int32")
+
+
+@pytest.mark.parametrize(
+    ("types", "most"), [(("int8", "int8"), 131_071), (("uint8", "uint8"), 33_025), (("int8", "uint8"), 65_793)]
+)
+def test_sums_that_may_wrap_are_refused(types, most):
+    """From the first length on at which operands exist whose sums int32 does not hold."""
+
+    def call(k):
+        a, b = (jax.ShapeDtypeStruct(s, t) for s, t in zip(((2, k), (k, 3)), types, strict=True))
+        return jax.eval_shape(lambda a, b: jaxgemm.gemm(a, b, a_scale=jnp.float32(1)), a, b)
+
+    assert call(most).dtype == np.float32
+    with pytest.raises(ValueError, match=f"may pass what int32 holds; scaled ones are of {most} at"):
+        call(most + 1)
+    # Without scales they wrap, as lax's do.
+    k = most + 1
+    a, b = (jnp.full(s, jnp.iinfo(t).min or jnp.iinfo(t).max, t) for s, t in zip(((1, k), (k, 1)), types, strict=True))
+    got = int(jaxgemm.gemm(a, b)[0, 0])
+    assert got == int(np.int64(int(a[0, 0]) * int(b[0, 0]) * k).astype(np.int32))
+
+
+def test_infinities_and_nan(rng):
+    a, b = values(rng, (M, K), "float8_e4m3fn"), values(rng, (K, N), "float8_e4m3fn")
+    a_scale = scale(rng, (M, 1)).at[1].set(jnp.nan).at[3].set(jnp.inf)
+    got = np.asarray(jaxgemm.gemm(a, b, a_scale=a_scale))
+    assert np.isnan(got[1]).all()
+    assert not np.isfinite(got[3]).any()
+    assert np.isfinite(got[[0, 2, 4, 5]]).all()
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 1), (3, 2, 5)])
+def test_rows_of_several_matrices_are_one_product(shape, rng):
+    """Scales of rows that all of a batch has, and of some of it."""
+    a, b = values(rng, (*shape, K), "float8_e4m3fn"), values(rng, (K, N), "float8_e4m3fn")
+    for rows in ((*shape[:-1], shape[-1], 1), (shape[-1], 1), (*(1,) * len(shape[:-1]), shape[-1], 1)):
+        a_scale, b_scale = scale(rng, rows), scale(rng, (1, N))
+        bias = jnp.asarray(rng.standard_normal(N), jnp.float32)
+        got = jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, activation="relu")
+        check(got, np.maximum(exact(a, b, a_scale, b_scale) + np.asarray(bias), 0), 2.0**-20)

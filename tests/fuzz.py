@@ -1,7 +1,7 @@
 """Random products against float64 and exact integers, for as long as asked: ``python tests/fuzz.py SECONDS SEED``.
 
 Every product is drawn from the seed and its index alone: a kernel that this machine runs or "auto", types, extents,
-batches, layouts, permuted operands, alpha, beta, c, bias, activation, the result's type, options, gated pairs,
+batches, layouts, permuted operands, alpha, beta, c, bias, activation, scales, the result's type, options, gated pairs,
 batch-invariant ones, NaN and infinity. One in five is of groups of rows: of random, skewed, empty or single rows, one
 huge and many small groups, with NaN in every row that is of no group. One in twenty is a list of products of different
 shapes. It is compiled once and run on two sets of numbers, each twice. Wrong are:

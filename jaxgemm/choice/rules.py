@@ -8,6 +8,7 @@ each of them gains and loses on stored timings.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -51,13 +52,18 @@ def long_chains(problem: Problem) -> bool:
 
 #: By the types of both operands and an arithmetic of jaxgemm/precision.py. Where nothing was measured XLA's product is
 #: the known quantity.
-CONTENDERS = {
+CONTENDERS: dict[tuple[str, ...], Contenders] = {
     ("bfloat16", "bfloat16", "plain"): Contenders(90, 90, ("sm90", "direct")),
     ("float16", "float16", "plain"): Contenders(90, 90, ("sm90", "direct")),
     ("float32", "float32", "plain"): Contenders(90, 90, ("simt", "gemv")),
     **{
         ("float32", "float32", name): Contenders(90, 90, ("sm90",), name == "bf16_x6")
         for name in ("bf16", "bf16_x3", "bf16_x6", "bf16_x9", "f16_x3")
+    },
+    **{
+        (*pair, "plain"): Contenders(90, 90, ("sm90",))
+        for types in (("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2"))
+        for pair in itertools.product(types, repeat=2)
     },
 }
 
@@ -134,6 +140,16 @@ class Question:
     def is_16bit(self) -> bool:
         """Whether elements of the operands have 16 bits."""
         return np.dtype(jnp.dtype(self.dtype)).itemsize == 2
+
+    @property
+    def is_8bit(self) -> bool:
+        """Whether elements of the operands have 8 bits."""
+        return np.dtype(jnp.dtype(self.dtype)).itemsize == 1
+
+    @property
+    def along_k(self) -> bool:
+        """Whether both operands lie along k: a (m, k) and b (n, k)."""
+        return not self.problem.a.transposed and self.problem.b.transposed
 
     @property
     def unaligned(self) -> bool:
@@ -291,7 +307,10 @@ GATED_COMPOSED = Reason(
 GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes the pair in one launch")
 
 #: How a product of 8 bits with scales is computed.
-SCALED_COMPOSED = Reason("scaled-composed", "no kernel of ours is known to be faster for 8 bits; jnp scales a product")
+SCALED_ONE_LAUNCH = Reason(
+    "scaled-one-launch", "one launch multiplies, scales and rounds; composed, sums in 32 bits go through memory"
+)
+SCALED_COMPOSED = Reason("scaled-composed", "no kernel of ours is known to be faster here; jnp scales a product")
 SCALED_MISSING = Reason("no-scaled-form", "no kernel that may run here scales what it multiplies")
 
 #: How a grouped product is computed.
@@ -321,7 +340,7 @@ SETTLED = frozenset(reason.name for reason in (*FACTS.rules, BY_NAME, SYMBOLIC))
 #: All that decides and is no rule: these need what their caller knows.
 REASONS = (
     *(BY_NAME, SYMBOLIC, DIVIDED, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
-    *(SCALED_COMPOSED, SCALED_MISSING),
+    *(SCALED_ONE_LAUNCH, SCALED_COMPOSED, SCALED_MISSING),
     *(GROUPED_ONE_LAUNCH, GROUPED_DENSE, GROUPED_NAMED, GROUPED_SHORT_SUMS, GROUPED_NOTHING, GROUPED_MISSING),
     *(MANY_ONE_LAUNCH, MANY_FEW, MANY_MISSING),
 )

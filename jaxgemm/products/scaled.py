@@ -1,8 +1,7 @@
 """Products of two matrices of 8 bits whose sums are scaled: ``activation(alpha * (a b) * a_scale * b_scale + bias)``.
 
-On Hopper it is one launch where a kernel is asked for by name. Everywhere else, in programs on several devices, mapped,
-and for derivatives, it is composed of an ordinary product and jnp, so that JAX can do with it whatever it can do with
-those.
+On Hopper it is one launch of a kernel. Everywhere else, in programs on several devices, mapped, and for derivatives, it
+is composed of an ordinary product and jnp, so that JAX can do with it whatever it can do with those.
 
 Operands are a (m, k), b (k, n), either stored transposed as ``transposed`` says, then the scales and the bias that
 there are, as ``scales`` and ``epilogue`` say: a scale is 0 (none), 1 (of shape ()) or 2 (of shape (m, 1) or (1, n)).
@@ -71,9 +70,11 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
         found = resolve(row.name, config, problem, device, params["precision"])
         if not isinstance(found, Choice):
             return found
-        if params["kernel"] != "auto":
-            return found.ours_by(rules.BY_NAME, rules.BY_NAME.says, None)
-        return found.left(rules.SCALED_COMPOSED, rules.SCALED_COMPOSED.says)
+        by_name, known = params["kernel"] != "auto", rules.Question(problem, device, params["precision"]).measured
+        if not by_name and not any(row.name in x.kernels for x in known):
+            return found.left(rules.SCALED_COMPOSED, rules.SCALED_COMPOSED.says)
+        reason = rules.BY_NAME if by_name else rules.SCALED_ONE_LAUNCH
+        return found.ours_by(reason, reason.says, None)
 
     return Decision(in_one_launch("scaled", params["kernel"], device, weighed, rules.SCALED_MISSING), problem)
 

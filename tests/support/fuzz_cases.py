@@ -18,6 +18,7 @@ from oracle import Gated, Product, coarser, compare, dtype_of, finite, operand_e
 import jaxgemm
 from jaxgemm.choice.resolve import least_exact
 from jaxgemm.precision import BY_PARTS
+from jaxgemm.products.scales import most_terms
 
 #: Multiplications of a product at most, so that the oracle takes well under a second, and elements of an array.
 MOST, LARGEST = 3e8, 4e6
@@ -41,7 +42,8 @@ class Case:
         layout: which operand is stored transposed.
         stored: the order in which a's and b's axes lie in memory.
         traced: whether alpha is an array, and so applied outside of the kernel.
-        precision: of float32 operands; None: JAX's default, or where XLA may compute the product, "highest".
+        precision: of float32 operands and of fp8; None: JAX's default, or where XLA may compute the product, "highest".
+        scales: of a and b: "whole" for one number, "lines" for one a row or column, None for none.
         special: what the last set of operands holds: "row" (of a, NaN), "column" (of b, infinity), "member" (of a's
             batch, NaN) or "elements" (one each); None: numbers.
         guarded: whether every buffer lies between poison.
@@ -60,6 +62,7 @@ class Case:
     activation: str | None = None
     options: tuple[tuple[str, int], ...] = ()
     precision: str | None = None
+    scales: tuple[str | None, str | None] = (None, None)
     batch_invariant: bool = False
     gated: bool = False
     special: str | None = None
@@ -73,6 +76,7 @@ class Case:
             text += [f"{name}_stored={axes}"] if axes != tuple(range(len(axes))) else []
         text += [f"{name}={value}" for name, value in self.options]
         text += [f"{name}={value}" for name in ("alpha", "beta") if (value := getattr(self, name)) != (name == "alpha")]
+        text += [f"scales={self.scales}"] if any(self.scales) else []
         text += [x for x in (self.activation, self.precision, self.special) if x]
         text += [name for name in ("traced", "bias", "batch_invariant", "gated", "guarded") if getattr(self, name)]
         return " ".join(text)
@@ -99,6 +103,8 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
     shape = _extents(rng, math.prod(np.broadcast_shapes(*batches)), thin=row is not None and row.name == "gemv")
     case = Case(row.name if row else "auto", types, shape, batches)
     stored = tuple(_order(rng, len(batch) + 2) for batch in batches)
+    if (row is None or row.scaled) and dtype_of(types[0]).itemsize == 1:
+        case = _scaled(rng, case)
     case = _epilogue(rng, replace(case, layout=one(rng, cases.LAYOUTS), stored=stored))
     if row and row.options and rng.random() < 0.4:
         names = rng.permutation(list(row.options))[: rng.integers(1, 4)]
@@ -108,10 +114,26 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
         case = replace(case, precision=one(rng, (None, "highest", *BY_PARTS)))
     if (row is None or row.batch_invariant or row.pins) and rng.random() < 0.1:
         case = replace(case, batch_invariant=True)
-    special = None if case.integer or rng.random() < 0.7 else one(rng, ("row", "column", "member", "elements"))
+    special = (
+        None if "int" in case.types[0] or rng.random() < 0.7 else one(rng, ("row", "column", "member", "elements"))
+    )
     if case.activation not in (None, "relu") and special in ("column", "elements"):
         special = "row"  # what becomes of infinity is the activation's own affair
     return replace(case, special=special, guarded=bool(rng.random() < 0.6))
+
+
+def _scaled(rng: np.random.Generator, case: Case) -> Case:
+    """With scales, and a result of floats, half of the time; fp8 may ask for the highest precision."""
+    floats = case.types[0].startswith("float8")
+    if floats and rng.random() < 0.3:
+        case = replace(case, precision="highest")
+    may_wrap = not floats and case.shape[2] > most_terms([dtype_of(x) for x in case.types[:2]])
+    if may_wrap or rng.random() < 0.5:
+        return case
+    wide = "uint8" in case.types[:2]  # whose sums grow with k
+    out = one(rng, ("float32", "bfloat16") if wide else ("float32", "bfloat16", "float16"))
+    scales = one(rng, (("lines", "lines"), ("lines", "whole"), (None, "lines"), ("whole", "whole"), ("lines", None)))
+    return replace(case, types=(*case.types[:2], out, "float32"), scales=scales)
 
 
 def _gated(rng: np.random.Generator, kernel: str, types: Any) -> Case:
@@ -200,6 +222,7 @@ def operands(case: Case, rng: np.random.Generator, *, special: bool) -> Product 
         return Gated(arrays, case.activation, case.types[2], case.types[3])
     keywords = {"alpha": case.alpha, "beta": case.beta, "activation": case.activation}
     keywords |= {"precision": case.precision} if case.precision else {}
+    keywords |= scales(case, rng)
     p = Product.random(rng, case.shape, case.types, case.layout, case.batches, bias=case.bias, **keywords)
     a, b = p.operands  # views of p's arrays
     if special and case.special and a.size and b.size:
@@ -214,6 +237,17 @@ def operands(case: Case, rng: np.random.Generator, *, special: bool) -> Product 
             a[(*(rng.integers(s) for s in a.shape),)] = np.nan
             b[(*(rng.integers(s) for s in b.shape),)] = -np.inf
     return p
+
+
+def scales(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Scales for a case, by which float16 holds its results."""
+    batch = np.broadcast_shapes(*case.batches)
+    lines = {"a_scale": (*batch, case.shape[0], 1), "b_scale": (*batch, 1, case.shape[1])}
+    found = {}
+    for (name, shape), kind in zip(lines.items(), case.scales, strict=True):
+        if kind:
+            found[name] = np.asarray(rng.uniform(1e-4, 1e-2, () if kind == "whole" else shape), np.float32)
+    return found
 
 
 def program(case: Case) -> Callable[[dict[str, jax.Array]], jax.Array]:
@@ -238,6 +272,8 @@ def program(case: Case) -> Callable[[dict[str, jax.Array]], jax.Array]:
             transpose_a=case.layout[0] == "T",
             transpose_b=case.layout[1] == "T",
             bias=arrays.get("bias"),
+            a_scale=arrays.get("a_scale"),
+            b_scale=arrays.get("b_scale"),
             precision="highest" if exact else case.precision,
             batch_invariant=case.batch_invariant,
             **keywords,
@@ -253,7 +289,7 @@ def stored(case: Case, p: Product | Gated) -> dict[str, jax.Array]:
     if not case.gated:
         for name, axes in zip("ab", case.stored, strict=True):
             arrays[name] = np.transpose(arrays[name], axes)
-    return {name: jnp.asarray(np.ascontiguousarray(x)) for name, x in arrays.items()}
+    return {name: jnp.asarray(np.asarray(x, order="C")) for name, x in arrays.items()}
 
 
 def compiled(case: Case, arrays: dict[str, jax.Array]) -> tuple[Callable[..., Any], list[str]]:
@@ -314,6 +350,8 @@ def fewer_rows(case: Case, p: Product, full: np.ndarray, rng: np.random.Generato
     last = slice(case.shape[0] - rows, None)
     a = p.a[..., last] if case.layout[0] == "T" else p.a[..., last, :]
     part = replace(p, a=a, c=None if p.c is None else p.c[..., last, :])
+    if p.a_scale is not None and p.a_scale.ndim:
+        part = replace(part, a_scale=p.a_scale[..., last, :])
     case = replace(case, shape=(rows, *case.shape[1:]))
     arrays = stored(case, part)
     run, _ = compiled(case, arrays)
@@ -333,7 +371,8 @@ def same_bits(one: np.ndarray, other: np.ndarray, what: str) -> None:
 def check(case: Case, p: Product | Gated, result: np.ndarray, *, ours: bool) -> None:
     """AssertionError if the result is wrong. XLA rounds its own products before what follows, unless it fuses that."""
     if not ours and not case.integer:
-        p = replace(p, accumulator=coarser(p.accumulator, case.types[2], case.types[0]))
+        rounded = [x for x in (case.types[2], case.types[0]) if "int" not in x]
+        p = replace(p, accumulator=coarser(p.accumulator, *rounded))
     with np.errstate(all="ignore"):
         # The bound on the norm is for errors that differ: where nothing is summed, all rows round alike.
         sums = not case.gated and case.alpha != 0 and case.shape[2] > 0

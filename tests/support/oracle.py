@@ -7,6 +7,7 @@ For a long sum it is loose; there the Frobenius norm, in which random errors add
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -81,6 +82,8 @@ class Product:
     bias: np.ndarray | None = None
     activation: str | None = None
     precision: Any = None
+    a_scale: np.ndarray | None = None
+    b_scale: np.ndarray | None = None
     label: str = ""
 
     @classmethod
@@ -109,7 +112,7 @@ class Product:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        named = {"a": self.a, "b": self.b, "c": self.c, "bias": self.bias}
+        named = {name: getattr(self, name) for name in ("a", "b", "c", "bias", "a_scale", "b_scale")}
         return {name: x for name, x in named.items() if x is not None}
 
     @property
@@ -188,7 +191,9 @@ class Product:
         k = a.shape[-1]
         eps, eps_out = (float(ml_dtypes.finfo(dtype_of(t)).eps) for t in (self.accumulator, self.out))
         eps_operand = operand_eps(kernel, self.a.dtype.name, self.precision)
-        terms = [(self.alpha * np.matmul(a, b), abs(self.alpha) * np.matmul(abs(a), abs(b)))]
+        scaled = [self.alpha, *(x.astype(np.float64) for x in (self.a_scale, self.b_scale) if x is not None)]
+        factor = reduce(np.multiply, scaled)
+        terms = [(factor * np.matmul(a, b), abs(factor) * np.matmul(abs(a), abs(b)))]
         if self.c is not None and self.beta:
             c = self.beta * self.c.astype(np.float64)
             terms.append((c, abs(c)))
@@ -200,7 +205,7 @@ class Product:
         bound = ((k + 16) * eps + 2 * eps_operand) * sum(x for _, x in terms) + summed
         # Rounding errors scale with what is added up: many random terms have their sum's norm, but the sum of a
         # single element may come out small by chance.
-        added = abs(self.alpha) * np.sqrt(np.matmul(a**2, b**2).sum())
+        added = np.sqrt((factor**2 * np.matmul(a**2, b**2)).sum())
         scale = added + sum(np.linalg.norm(x) for x, _ in terms[1:])
         norm_bound = (4 * eps * np.sqrt(k + 16) + 2 * eps_operand + eps_out) * scale + np.linalg.norm(summed)
         result = z

@@ -1,9 +1,9 @@
 """Runs suites of shapes.py and keeps their results: python benchmarks/run.py sgemm bf16 chain
 
-Suite `grouped` is of grouped products and their gradients, beside torch's where that is installed. Results go to
-benchmarks/results/<device>/<suite>.json, written anew after every product, so that a run that
-is interrupted leaves what it had. Each begins with what it was measured with, and has a line for each product. Chains
-are in chains.json, and the suites that rules of `auto` were read off in rules.json.
+Suite `grouped` is of grouped products and their gradients, beside torch's where that is installed; `torch` is of
+products of 8 bits beside torch's alone. Results go to benchmarks/results/<device>/<suite>.json, written anew after
+every product, so that a run that is interrupted leaves what it had. Each begins with what it was measured with, and has
+a line for each product. Chains are in chains.json, and the suites that rules of `auto` were read off in rules.json.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jaxgemm.tuning import slug
 _HERE = Path(__file__).resolve().parent
 sys.path.append(str(_HERE / "support"))
 
+import beside_torch  # noqa: E402
 import chain  # noqa: E402
 import gated_layers  # noqa: E402
 import grouped_products  # noqa: E402
@@ -87,6 +88,9 @@ def _table(name: str) -> Table:
     if name in grouped_products.LAYERS:
         title = "Products of groups of rows, and their gradients"
         return Table(grouped_products, grouped_products.LAYERS[name], title, grouped_products.KERNELS, on_cpu=("auto",))
+    if name in beside_torch.PRODUCTS:
+        title = "Products of 8 bits, beside torch's of weights along k"
+        return Table(beside_torch, beside_torch.PRODUCTS[name], title, beside_torch.KERNELS, on_cpu=("auto",))
     return Table(programs, PROGRAMS[name], "What models write, beside the same by jnp", programs.KERNELS)
 
 
@@ -117,7 +121,8 @@ def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> li
 def main() -> int:
     """Run the suites named on the command line; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[*SUITES, *CHAINS, *LAYERS, *PROGRAMS, *grouped_products.LAYERS])
+    tables = (CHAINS, LAYERS, PROGRAMS, grouped_products.LAYERS, beside_torch.PRODUCTS)
+    parser.add_argument("suites", nargs="+", choices=[*SUITES, *(name for table in tables for name in table)])
     parser.add_argument("--kernel", action="append", help="instead of the suite's own; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of, at most (default 30)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each program's calls (default 1)")

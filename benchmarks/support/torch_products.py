@@ -1,4 +1,4 @@
-"""torch's grouped products of JAX's arrays, as programs that take turns with JAX's own."""
+"""torch's products of JAX's arrays, of groups and of 8 bits, as programs that take turns with JAX's own."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def _wrong() -> str:
     return "" if done.returncode == 0 else done.stderr.strip()[-500:] or f"exit status {done.returncode}"
 
 
+def _check() -> None:
+    if wrong := _wrong():
+        raise RuntimeError(f"torch beside JAX: {wrong}")
+
+
 class Result:
     """A tensor that is waited for and sampled as JAX's arrays are."""
 
@@ -84,8 +89,7 @@ def grouped(form: str, inputs: Sequence[Sequence[jax.Array]]) -> Program:
         RuntimeError: what torch runs cannot be recorded here.
         Exception: whatever torch raises.
     """
-    if wrong := _wrong():
-        raise RuntimeError(f"torch beside JAX: {wrong}")
+    _check()
     import torch
 
     def prepared(a: jax.Array, b: jax.Array, sizes: jax.Array) -> tuple[Any, Any, Any]:
@@ -102,5 +106,42 @@ def grouped(form: str, inputs: Sequence[Sequence[jax.Array]]) -> Program:
     def program(*operands: jax.Array) -> Result:
         x, y, ends = tensors[id(operands[0])]
         return Result(torch._grouped_mm(x, y, offs=ends))
+
+    return program
+
+
+def narrow(inputs: Sequence[Sequence[jax.Array]]) -> Program:
+    """``torch._int_mm`` or ``torch._scaled_mm`` of these sets of two row-major matrices of 8 bits.
+
+    These want the second along k, and get such a copy, which no time counts. Scales are 1, and results of floats are
+    in bfloat16.
+
+    Args:
+        inputs: all sets that the program will be called with.
+
+    Raises:
+        RuntimeError: what torch runs cannot be recorded here.
+        Exception: whatever torch raises.
+    """
+    _check()
+    import torch
+
+    kind = getattr(torch, inputs[0][0].dtype.name)
+    one = torch.ones((), device="cuda")
+
+    def bytes_of(x: jax.Array) -> Any:
+        return torch.from_dlpack(jax.block_until_ready(jax.lax.bitcast_convert_type(x, np.uint8)))
+
+    tensors = {
+        id(a): (bytes_of(a).view(kind), bytes_of(b).t().contiguous().view(kind).t(), (a, b)) for a, b, *_ in inputs
+    }
+    torch.cuda.synchronize()
+
+    def program(*operands: jax.Array) -> Result:
+        x, y, _ = tensors[id(operands[0])]
+        if kind is torch.int8:
+            return Result(torch._int_mm(x, y))
+        scaled = torch._scaled_mm(x, y, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return Result(scaled)
 
     return program

@@ -32,7 +32,9 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     ]
     groups.append(replace(groups[0], m=2, equal=True))
     monkeypatch.setitem(runner_script.grouped_products.LAYERS, "grouped", groups)
-    suites = "smoke", "chain", "gated", "programs", "grouped"
+    narrow = [case.Case(5, 24, 16, dtype, out=out) for dtype, out in (("int8", None), ("float8_e4m3fn", "bfloat16"))]
+    monkeypatch.setitem(runner_script.beside_torch.PRODUCTS, "torch", narrow)
+    suites = "smoke", "chain", "gated", "programs", "grouped", "torch"
     monkeypatch.setattr(sys, "argv", ["run.py", *suites, "--repeats", "3", "--results", str(tmp_path)])
     assert runner_script.main() == 0
     folder = tmp_path / runner_script.slug(report.device_name(jax.devices()[0]))
@@ -57,6 +59,11 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     assert [row["path"] for row in grouped] == ["jaxgemm auto", "XLA default"] * len(groups)
     assert [row["problem"] for row in grouped[::2]] == [str(layer) for layer in groups]
     assert all(row["us"] > 0 and row["tflops"] > 0 and row["ratio"] > 0 and row["error"] < 1e-6 for row in grouped)
+    torch = json.loads((folder / "torch.json").read_text())["rows"]
+    assert [(row["problem"], row["path"]) for row in torch] == [(str(case), "jaxgemm auto") for case in narrow]
+    assert all(row["us"] > 0 and row["ratio"] is None for row in torch)
+    assert torch[0]["error"] == 0
+    assert 0 < torch[1]["error"] < 0.01
     out, _ = capsys.readouterr()
     assert "trace + compile" in out
 

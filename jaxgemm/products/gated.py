@@ -28,11 +28,20 @@ from jaxgemm.epilogue import Epilogue, composed_type, gated
 from jaxgemm.kernels import device_for
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
-from jaxgemm.products.arguments import check_activation, check_kernel, float_operands, float_result, weakly_typed
+from jaxgemm.products.arguments import (
+    as_array,
+    check_activation,
+    check_kernel,
+    float_operands,
+    float_result,
+    weakly_typed,
+)
 from jaxgemm.products.call import call
 from jaxgemm.products.derivatives import Series, Terms, activated, series_of
 from jaxgemm.products.kind import Decision, Kind, Params, may_be_xlas
 from jaxgemm.products.register import register
+from jaxgemm.products.scaled import bind_scaled
+from jaxgemm.products.scales import scaled_result, scales_of
 from jaxgemm.sharding.partition import vary_alike
 
 
@@ -42,6 +51,9 @@ def gated_gemm(
     w_up: ArrayLike,
     *,
     activation: str | None = "silu",
+    x_scale: ArrayLike | None = None,
+    gate_scale: ArrayLike | None = None,
+    up_scale: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     precision: prec.Precision = None,
     kernel: str = "auto",
@@ -54,9 +66,13 @@ def gated_gemm(
         w_gate: shape (k, n).
         w_up: shape (k, n).
         activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
-        out_dtype: type of the result; by default that of the promoted operands. Sums, the activation and the
-            multiplication are in the accumulator's type, rounded once; but products that XLA computes, or that are
-            divided over several devices, are rounded to the result's type first, as in jnp.
+        x_scale: float32, for operands of 8 bits, as ``a_scale`` of :func:`jaxgemm.gemm`: of shape () or (..., 1). With
+            scales these are two products, each scaled in its launch.
+        gate_scale, up_scale: the same of the weights, as ``b_scale``: of shape () or (1, n).
+        out_dtype: type of the result; by default that of the promoted operands, float32 with scales. Sums, the
+            activation and the multiplication are in the accumulator's type, rounded once; but products that XLA
+            computes, that are divided over several devices, or have scales, are rounded to the result's type first, as
+            in jnp.
         precision: of both products, as for :func:`jaxgemm.gemm`.
         kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a gated form computes the
             two products, and jnp the rest.
@@ -68,13 +84,14 @@ def gated_gemm(
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`jaxgemm.gemm`.
     """
-    (a, gate, up), weak = float_operands("gated_gemm", x=x, w_gate=w_gate, w_up=w_up)
-    if gate.ndim != 2 or gate.shape != up.shape:
-        raise ValueError(f"gated_gemm: w_gate and w_up must be (k, n) alike, got {gate.shape} and {up.shape}")
-    if a.ndim == 0 or a.shape[-1] != gate.shape[0]:
-        raise ValueError(f"gated_gemm: inner dimensions differ: x has shape {a.shape}, the weights {gate.shape}")
     check_activation("gated_gemm", activation)
     check_kernel(kernel, batch_invariant, products="products do")
+    if any(scale is not None for scale in (x_scale, gate_scale, up_scale)):
+        how = {"precision": precision, "kernel": kernel, "batch_invariant": batch_invariant}
+        weights = (w_gate, gate_scale, activation), (w_up, up_scale, None)
+        return _scaled_pair(x, x_scale, weights, scaled_result(out_dtype, "gated_gemm"), how)
+    (a, gate, up), weak = float_operands("gated_gemm", x=x, w_gate=w_gate, w_up=w_up)
+    _check_shapes(a, gate, up)
     out = float_result("gated_gemm: out_dtype", out_dtype, a.dtype)
     result: jax.Array = gated_p.bind(
         *vary_alike(a, gate, up),
@@ -85,6 +102,33 @@ def gated_gemm(
         batch_invariant=bool(batch_invariant),
     )
     return weakly_typed(result) if weak and out_dtype is None else result
+
+
+def _check_shapes(x: jax.Array, gate: jax.Array, up: jax.Array) -> None:
+    if gate.ndim != 2 or gate.shape != up.shape:
+        raise ValueError(f"gated_gemm: w_gate and w_up must be (k, n) alike, got {gate.shape} and {up.shape}")
+    if x.ndim == 0 or x.shape[-1] != gate.shape[0]:
+        raise ValueError(f"gated_gemm: inner dimensions differ: x has shape {x.shape}, the weights {gate.shape}")
+
+
+def _scaled_pair(
+    x: ArrayLike, x_scale: ArrayLike | None, weights: Sequence[Any], out: np.dtype, how: dict[str, Any]
+) -> jax.Array:
+    """The pair of 8 bits, whose ``weights`` are (w, scale, activation) each: two products, scaled and rounded each."""
+    a = as_array("gated_gemm: x", x)
+    arrays = [as_array(f"gated_gemm: {name}", w) for name, (w, *_) in zip(("w_gate", "w_up"), weights, strict=True)]
+    _check_shapes(a, *arrays)
+    shape = (*a.shape[:-1], arrays[0].shape[1])
+    rows, line = (a, shape) if a.ndim > 1 else (a[None], (1, *shape))
+    of_x = as_array("gated_gemm: x_scale", np.float32(1) if x_scale is None else x_scale)
+    of_x = of_x[None] if of_x.ndim == 1 else of_x  # of one row
+    results = []
+    for name, w, (_, scale, activation) in zip(("gate_scale", "up_scale"), arrays, weights, strict=True):
+        called = "gated_gemm", "x_scale", name
+        scales = scales_of({"a_scale": of_x, "b_scale": scale}, (a.dtype, w.dtype), a.shape[-1], line, called)
+        epilogue = Epilogue(1.0, 0.0, False, activation)
+        results.append(bind_scaled(rows, w, scales, None, (False, False), out, epilogue, options=(), **how))
+    return jnp.reshape(results[0] * results[1], shape)
 
 
 def _dims(x: Any) -> Any:

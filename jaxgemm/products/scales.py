@@ -20,26 +20,34 @@ _MOST_SUM = 2**31 - 1
 
 
 def scales_of(
-    given: dict[str, ArrayLike | None], operands: Sequence[np.dtype], k: int, shape: Sequence[int]
+    given: dict[str, ArrayLike | None],
+    operands: Sequence[np.dtype],
+    k: int,
+    shape: Sequence[int],
+    called: Sequence[str] = ("gemm", "a_scale", "b_scale"),
 ) -> dict[str, jax.Array]:
     """The scales that are given, checked, in float32, and () or of the rank of the result, whose shape that is.
+
+    ``called``: the function, and its names of both, in errors.
 
     Raises:
         TypeError: the operands' type takes none, or a scale is not of float32.
         ValueError: a scale has another shape, or sums of integers may pass what int32 holds.
     """
-    named = {name: as_array(f"gemm: {name}", value) for name, value in given.items() if value is not None}
+    function = called[0]
+    says = {name: f"{function}: {x}" for name, x in zip(_RUNS, called[1:], strict=True)}
+    named = {name: as_array(says[name], value) for name, value in given.items() if value is not None}
     if not named:
         return {}
     if not all(x.name in dtypes.ELEMENT_TYPES and dtypes.ELEMENT_TYPES[x.name].tensor == "8-bit" for x in operands):
-        raise TypeError(f"gemm: {next(iter(named))} is for operands of 8 bits, got {operands[0]} and {operands[1]}")
-    _check_sums(operands, k)
+        raise TypeError(f"{says[next(iter(named))]} is for operands of 8 bits, got {operands[0]} and {operands[1]}")
+    _check_sums(function, operands, k)
     for name, x in named.items():
         if x.dtype != np.float32:
-            raise TypeError(f"gemm: {name} must be of float32, got {x.dtype}")
+            raise TypeError(f"{says[name]} must be of float32, got {x.dtype}")
         if not _fits(x.shape, shape, _RUNS[name]):
             raise ValueError(
-                f"gemm: {name} must have shape (), (..., 1, 1), one for each product, or {_MEANING[name]}, for a "
+                f"{says[name]} must have shape (), (..., 1, 1), one for each product, or {_MEANING[name]}, for a "
                 f"result of {tuple(shape)}; got {x.shape}"
             )
     rank = len(shape)
@@ -61,22 +69,22 @@ def most_terms(operands: Sequence[np.dtype]) -> int:
     return _MOST_SUM // prod(max(-int(jnp.iinfo(x).min), int(jnp.iinfo(x).max)) for x in operands)
 
 
-def _check_sums(operands: Sequence[np.dtype], k: int) -> None:
+def _check_sums(function: str, operands: Sequence[np.dtype], k: int) -> None:
     """ValueError where int32 may wrap: a scaled sum is a number, and not one modulo 2^32."""
     if not all(jnp.issubdtype(x, jnp.integer) for x in operands):
         return
     if k > (most := most_terms(operands)):
         raise ValueError(
-            f"gemm: sums of {k} products of {operands[0]} and {operands[1]} may pass what int32 holds; scaled ones are "
-            f"of {most} at most"
+            f"{function}: sums of {k} products of {operands[0]} and {operands[1]} may pass what int32 holds; "
+            f"scaled ones are of {most} at most"
         )
 
 
-def scaled_result(given: DTypeLike | None) -> np.dtype:
+def scaled_result(given: DTypeLike | None, function: str = "gemm") -> np.dtype:
     """The type of a scaled product, by default float32; TypeError for one that is not of floats."""
     out = np.dtype(np.float32) if given is None else canonical_dtype(given)
     if not jnp.issubdtype(out, jnp.floating):
-        raise TypeError(f"gemm: out_dtype of a scaled product must be a floating-point type, got {out.name}")
+        raise TypeError(f"{function}: out_dtype of a scaled product must be a floating-point type, got {out.name}")
     return out
 
 

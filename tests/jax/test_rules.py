@@ -21,6 +21,7 @@ HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
 FULL = jax.lax.DotAlgorithmPreset.F32_F32_F32
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 RULES = [rule for section in (rules.FACTS, *rules_hopper.SECTIONS) for rule in section.rules]
 
@@ -30,10 +31,10 @@ def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue(
     return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
 
 
-def along_k(m, n, k):
+def along_k(m, n, k, types=("bfloat16",) * 3):
     """Of operands whose rows are both along k, so that n is the pitch of the result's rows alone."""
     view = plan((m, k), (n, k), (((1,), (1,)), ((), ())))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, types, Epilogue())
 
 
 def scores(batch, rows, heads, depth, queries=None):
@@ -99,6 +100,14 @@ TAKEN = [
     # Where XLA copies operands first.
     ("sm90", "copied-batch", scores(4, 1024, 16, 64)),
     ("sm90", "expected-times", problem(m=85, n=1535, k=3553)),
+    # Of 8 bits.
+    ("sm90", "uint8", problem("uint8", out="int32")),
+    ("sm90", "uint8", along_k(256, 256, 256, ("int8", "uint8", "int32"))),
+    ("sm90", "int8", problem("int8", m=16, n=8192, k=8192, out="int32")),
+    ("sm90", "int8", replace(problem("int8", m=96, n=96, k=16, out="int32"), batch=(1, 4))),
+    ("sm90", "fp8", problem(E4M3, m=16, n=8192, k=8192, out="bfloat16")),
+    ("sm90", "fp8", along_k(16, 8192, 8200, (E4M3, E4M3, "bfloat16"))),
+    ("sm90", "fp8", along_k(256, 256, 256, (E5M2, E5M2, "float32"))),
     # Where XLA's kernels take unaligned weights slowly, or it pads them.
     ("sm90", "expected-times", problem(m=64, n=32001, k=2048)),
     # And where only the result's rows begin anywhere.
@@ -203,7 +212,10 @@ LEFT = [
     (scores(1, 4096, 8, 64), HOPPER, None, "rows-aligned"),  # of one level
     (scores(8, 2048, 32, 128, queries=1), HOPPER, None, "rows-aligned"),
     (problem(m=8, n=16384, k=8192, epilogue=Epilogue(activation="gelu")), HOPPER, None, "rows-aligned"),
-    (problem("uint8", out="int32"), HOPPER, None, "other-type"),
+    (problem(E4M3, out="float32"), HOPPER, HIGHEST, "other-type"),
+    (along_k(256, 512, 1024, (E4M3, E5M2, "bfloat16")), HOPPER, None, "fp8-along-k"),
+    (replace(problem("int8", m=256, n=256, k=256, out="int32"), batch=(1, 64)), HOPPER, None, "int8-batches"),
+    (problem("int8", out="int32"), AMPERE, None, "other-chip"),
     (problem("float64"), HOPPER, None, "other-type"),
     (replace(problem(), dtypes=("bfloat16", "float16", "float32")), HOPPER, None, "other-type"),
     (problem(), AMPERE, None, "other-chip"),

@@ -176,3 +176,31 @@ def test_rows_of_several_matrices_are_one_product(shape, rng):
         bias = jnp.asarray(rng.standard_normal(N), jnp.float32)
         got = jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, activation="relu")
         check(got, np.maximum(exact(a, b, a_scale, b_scale) + np.asarray(bias), 0), 2.0**-20)
+
+
+@pytest.mark.parametrize("types", PAIRS[::3], ids="-".join)
+@pytest.mark.parametrize("rows", [(), (M,), (3, M)])
+def test_gated_pairs(types, rows, rng):
+    """Two scaled products: each of the three operands may have a scale."""
+    x = values(rng, (*rows, K), types[0])
+    gate, up = (values(rng, (K, N), types[1]) for _ in range(2))
+    scales = {"x_scale": scale(rng, (*rows, 1)), "gate_scale": scale(rng, (1, N)), "up_scale": scale(rng, ())}
+    for names in (list(scales), ["x_scale"], ["up_scale"]):
+        given = {name: scales[name] for name in names}
+        got = jax.jit(lambda x, gate, up, given: jaxgemm.gated_gemm(x, gate, up, activation="relu", **given))(
+            x, gate, up, given
+        )
+        assert got.shape == (*rows, N)
+        assert got.dtype == np.float32
+        of_x, of_gate, of_up = (given.get(name, 1.0) for name in scales)
+        want = np.maximum(exact(x, gate, of_x, of_gate), 0) * exact(x, up, of_x, of_up)
+        check(got, want.reshape(got.shape), 2.0**-19)
+    gradient = jax.grad(lambda s: jaxgemm.gated_gemm(x, gate, up, **{**scales, "up_scale": s}).sum())
+    whole = jaxgemm.gated_gemm(x, gate, up, **{**scales, "up_scale": np.float32(1)}).sum()
+    np.testing.assert_allclose(gradient(scales["up_scale"]), whole, rtol=1e-4)
+    with pytest.raises(ValueError, match="gated_gemm: gate_scale must have shape"):
+        jaxgemm.gated_gemm(x, gate, up, gate_scale=scale(rng, (N, 1)))
+    with pytest.raises(TypeError, match="gated_gemm: up_scale must be of float32"):
+        jaxgemm.gated_gemm(x, gate, up, up_scale=jnp.ones((), jnp.bfloat16))
+    with pytest.raises(ValueError, match="inner dimensions differ"):
+        jaxgemm.gated_gemm(x, gate[1:], up[1:], **scales)

@@ -38,7 +38,7 @@ SUITES = {
     "16bit": "What bf16 leaves out: layouts, batches, a bias and gelu, f16.",
     "sgemm": "16 products in fp32 at precision HIGHEST, in which no side may use tf32.",
     "fp32": "Products in fp32 at precision HIGHEST: squares, layouts, batches, few rows, small ones and long sums.",
-    "int8": "Products of int8 and of uint8: weights row-major (NN) and along k (NT), gradients (TN), few and many rows.",
+    "int8": "Products of int8 and uint8: weights row-major (NN) and along k (NT), gradients (TN), few and many rows.",
     "fp8": "The same in e4m3fn for results in bf16, and some in e5m2, in fp32 and with a bias and gelu.",
     "unseen": "20 products that no cost model was fitted to when they were chosen; one, 3019×3023×3037, was since.",
     "survey": "132 products drawn at random, twelve of each of eleven kinds, which neither rules nor models had seen.",

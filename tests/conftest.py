@@ -127,7 +127,13 @@ ANY_JAX = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=gpu_record.part, help="one part of the suite, as 1/2: every second test, or third")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("--part"):
+        items[:] = part.of(items)
     for item in items:
         if item.path.relative_to(Path(__file__).parent).as_posix() in ANY_JAX:
             item.add_marker(pytest.mark.any_jax)

@@ -7,6 +7,7 @@ passed, and for which sources: a digest that no longer matches means that they h
     python tests/gpu_record.py --fuzz FILE  add what `python tests/fuzz.py 600 SEED --json FILE` found; or several FILEs
     python tests/gpu_record.py --digest     print the digest of the sources
     python tests/gpu_record.py -n 1         the suite in one process
+    python tests/gpu_record.py --part 1/2   half of it; --part 2/2 then makes the record whole
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests/gpu_record.json"
@@ -49,6 +53,8 @@ SCHEMA = {
     "digest": str,
 }
 VERSIONS = ("python", "jax", "jaxlib", "jaxgemm", "cuda")
+#: The parts of a suite that a record holds, where it does not hold all of them yet.
+PARTS = "parts"
 #: What it holds of random products, in a list named "fuzz", once there is any: a run each, with its own digest.
 FUZZ = {
     "device": str,
@@ -64,6 +70,28 @@ FUZZ = {
     "date": str,
     "digest": str,
 }
+
+
+class Part(NamedTuple):
+    """One of several parts of a suite, counted from 1."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def of(self, items: Sequence[T]) -> list[T]:
+        """Those of the tests that it has: tests side by side take as long as each other, so parts take turns."""
+        return list(items[self.number - 1 :: self.count])
+
+
+def part(text: str) -> Part:
+    """As in "1/2"; ValueError for anything else."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(f"there is no part {text}")
+    return Part(number, count)
 
 
 def digest(root: Path = ROOT) -> str:
@@ -90,6 +118,8 @@ def unusable(record: Path = RECORD) -> str:
         return f"{name} is not JSON; {RENEW}"
     if problem := invalid(held):
         return f"{name}: {problem}; {RENEW}"
+    if parts := held.get(PARTS):
+        return f"{name} holds parts {', '.join(parts)} of a run alone; run the others by --part"
     if held["failed"] or not held["passed"]:
         outcome = f"{held['failed']} tests failed" if held["failed"] else "no test passed"
         return f"{name}: {outcome} in the last run on a GPU, {held['device']}, {held['date']}"
@@ -159,14 +189,33 @@ def _which(run: dict[str, Any]) -> tuple[Any, ...]:
     return run["device"], run["seed"], bool(run["load"])
 
 
+def joined(record: dict[str, Any], now: Part, before: Path) -> dict[str, Any]:
+    """The record of one part of a run, and of the parts in that file if these are of the same sources and device."""
+    record = {**record, PARTS: [str(now)]}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        held = json.loads(before.read_text())
+        same = all(held[key] == record[key] for key in ("device", "versions", "digest"))
+        counts = {part(x).count for x in held[PARTS]}
+        if same and counts == {now.count} and str(now) not in held[PARTS]:
+            for key in ("passed", "failed", "skipped"):
+                record[key] += held[key]
+            record["seconds"] = round(record["seconds"] + held["seconds"], 1)
+            record[PARTS] = sorted([*held[PARTS], str(now)])
+    if len(record[PARTS]) == now.count:
+        del record[PARTS]
+    return record
+
+
 class Counter:
-    """A pytest plugin that counts outcomes, one a test."""
+    """A pytest plugin that counts outcomes, one a test, and names what fails when it does, as a run may be ended."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         before = self.outcomes.get(report.nodeid)
+        if report.failed and before != "failed":
+            print(f"\nFAILED {report.nodeid}", flush=True)
         if report.failed or before is None or (before == "passed" and report.skipped):
             self.outcomes[report.nodeid] = report.outcome
 
@@ -218,6 +267,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--fuzz", nargs="+", type=Path, metavar="FILE", help="add fuzz.py's summaries, and run nothing")
     processes = min(8, os.cpu_count() or 1)
     parser.add_argument("-n", type=int, default=processes, metavar="COUNT", help=f"of processes; here {processes}")
+    parser.add_argument("--part", type=part, help="of the suite, as 1/2, added to the other parts in the record")
     given = parser.parse_args(arguments)
     if given.digest:
         print(digest())
@@ -240,7 +290,8 @@ def main(arguments: list[str]) -> int:
     counter = Counter()
     parallel = ["-n", str(given.n)] if importlib.util.find_spec("xdist") else []
     suite = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), f"--ignore={JUDGE}"]
-    status = pytest.main([*suite, "-q", *parallel], plugins=[counter])
+    only = ["--part", str(given.part)] if given.part else []
+    status = pytest.main([*suite, "-q", *parallel, *only], plugins=[counter])
     seconds = (datetime.datetime.now(datetime.UTC) - start).total_seconds()
     record = {
         **_environment(),
@@ -249,6 +300,8 @@ def main(arguments: list[str]) -> int:
         "date": start.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "digest": before,
     }
+    if given.part:
+        record = joined(record, given.part, given.output)
     with contextlib.suppress(OSError, ValueError):  # runs that are as current as their own digests say
         record["fuzz"] = json.loads(given.output.read_text()).get("fuzz", [])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

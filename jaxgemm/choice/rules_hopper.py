@@ -94,20 +94,28 @@ INTEGERS = Section(
     ),
 )
 
+#: Rows and columns from which on XLA's product of fp8 that lies along k is as fast.
+FP8_MANY = 256
+
 FLOATS = Section(
     "8-bit floats",
     lambda q: q.is_8bit,
     (
         Rule(
             "fp8-along-k",
-            "XLA multiplies aligned operands that lie along k as fast",
+            f"XLA multiplies aligned operands that lie along k as fast, from {FP8_MANY} rows and columns on",
             _FP8,
             Side.XLA,
-            lambda q: q.along_k and not q.unaligned and q.problem.dtypes[:2] != ("float8_e5m2", "float8_e5m2"),
+            lambda q: (
+                q.along_k
+                and not q.unaligned
+                and q.short >= FP8_MANY
+                and q.problem.dtypes[:2] != ("float8_e5m2", "float8_e5m2")
+            ),
         ),
         Rule(
             "fp8",
-            "XLA copies operands that do not lie along k, or computes in 16 bits",
+            "XLA copies operands that do not lie along k, computes in 16 bits, or leaves multiprocessors idle",
             _FP8,
             Side.OURS,
         ),

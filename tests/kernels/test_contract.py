@@ -170,11 +170,10 @@ def test_empty_results(row, types, rng):
 def test_integers_wrap(row):
     """Sums past 2^31 wrap, as XLA's do."""
     for types in integers(row):
-        low, high = np.iinfo(types[0]).min, np.iinfo(types[0]).max
         k = 140_000
-        extreme = low if low else high
-        a, b = np.full((2, k), extreme, types[0]), np.full((k, 3), extreme, types[1])
-        assert k * int(extreme) ** 2 > 2**31
+        extremes = [int(np.iinfo(t).min or np.iinfo(t).max) for t in types[:2]]
+        a, b = (np.full(s, x, t) for s, x, t in zip(((2, k), (k, 3)), extremes, types[:2], strict=True))
+        assert k * abs(extremes[0] * extremes[1]) > 2**31
         wrapping = Product(a, b, "NN", types[2], types[3], label="a long sum")
         scaled = Product(a[:, :5000], b[:5000], "NN", types[2], types[3], alpha=2**20 + 1, label="a large alpha")
         c = np.array([[2**31 - 1, -(2**31), 5]] * 2, np.int32)

@@ -246,7 +246,7 @@ def scales(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
     found = {}
     for (name, shape), kind in zip(lines.items(), case.scales, strict=True):
         if kind:
-            found[name] = np.asarray(rng.uniform(1e-4, 1e-2, () if kind == "whole" else shape), np.float32)
+            found[name] = np.asarray(rng.uniform(1e-4, 1e-3, () if kind == "whole" else shape), np.float32)
     return found
 
 

@@ -159,7 +159,7 @@ def test_a_broken_record(tree, text, problem):
     assert problem in gpu_record.staleness(record, tree)
 
 
-def test_counting_outcomes():
+def test_counting_outcomes(capsys):
     class Report:
         def __init__(self, nodeid, outcome):
             self.nodeid, self.outcome = nodeid, outcome
@@ -177,6 +177,35 @@ def test_counting_outcomes():
         for outcome in outcomes:
             counter.pytest_runtest_logreport(Report(nodeid, outcome))
     assert counter.counts() == {"passed": 1, "failed": 2, "skipped": 2}
+    assert capsys.readouterr().out.split() == ["FAILED", "d", "FAILED", "e"]
+
+
+def test_parts_make_a_whole(tmp_path):
+    file, digest = tmp_path / "record.json", "d" * 64
+    record = {**RECORD, "digest": digest}
+    first = gpu_record.joined(record, gpu_record.part("1/2"), file)
+    assert first == {**record, "parts": ["1/2"]}
+    file.write_text(json.dumps(first))
+    assert "record.json holds parts 1/2 of a run alone" in gpu_record.unusable(file)
+    assert gpu_record.joined({**record, "failed": 2}, gpu_record.part("2/2"), file) == {
+        **record,
+        "passed": 2000,
+        "failed": 2,
+        "skipped": 6,
+        "seconds": 246.8,
+    }
+    # Of a part once more, of other sources or of other parts nothing is added.
+    for part, changed in (("1/2", {}), ("2/2", {"digest": "other"}), ("2/3", {})):
+        given = {**record, **changed}
+        assert gpu_record.joined(given, gpu_record.part(part), file) == {**given, "parts": [part]}
+
+
+def test_parts_have_every_test_once():
+    items = list(range(11))
+    assert sorted(x for i in (1, 2, 3) for x in gpu_record.part(f"{i}/3").of(items)) == items
+    for text in ("0/2", "3/2", "2", "a/b"):
+        with pytest.raises(ValueError, match=r"no part|unpack|literal"):
+            gpu_record.part(text)
 
 
 def test_the_digest_on_the_command_line():

@@ -60,8 +60,9 @@ def test_suites_are_written_as_they_go(capsys, monkeypatch, tmp_path, runner_scr
     assert [row["problem"] for row in grouped[::2]] == [str(layer) for layer in groups]
     assert all(row["us"] > 0 and row["tflops"] > 0 and row["ratio"] > 0 and row["error"] < 1e-6 for row in grouped)
     torch = json.loads((folder / "torch.json").read_text())["rows"]
-    assert [(row["problem"], row["path"]) for row in torch] == [(str(case), "jaxgemm auto") for case in narrow]
-    assert all(row["us"] > 0 and row["ratio"] is None for row in torch)
+    torch = [row for row in torch if row["path"] == "jaxgemm auto"]
+    assert [row["problem"] for row in torch] == [str(case) for case in narrow]
+    assert all(row["us"] > 0 for row in torch)
     assert torch[0]["error"] == 0
     assert 0 < torch[1]["error"] < 0.01
     out, _ = capsys.readouterr()

@@ -13,6 +13,7 @@
 #ifdef JAXGEMM_CUDA
   #include "cuda/device_info.h"
   #include "handler_many.h"
+  #include "handler_quantize.h"
 #endif
 
 namespace jaxgemm {
@@ -211,6 +212,7 @@ std::vector<Registration> registrations() {
   add("jaxgemm_grouped_gated_gemm", kInitializeGroupedGated, kExecuteGroupedGated);
   add("jaxgemm_scaled_gemm", kInitializeScaled, kExecuteScaled);
   add_many_registrations(out);
+  add_quantize_registrations(out);
 #endif
   return out;
 }

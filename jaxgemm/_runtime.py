@@ -25,6 +25,7 @@ GROUPED_TARGET = "jaxgemm_grouped_gemm"
 GROUPED_GATED_TARGET = "jaxgemm_grouped_gated_gemm"
 SCALED_TARGET = "jaxgemm_scaled_gemm"
 MANY_TARGET = "jaxgemm_many_gemm"
+QUANTIZE_TARGET = "jaxgemm_quantize"
 
 #: What holds the handlers, the kernel table and the kernels; the compiled module is a binding to it.
 LIBRARY = "libjaxgemm.so"

@@ -65,4 +65,8 @@ Status prepare_on_device(const KernelEntry& entry, std::span<const GemmProblem> 
   return on_device(device, [&] { return entry.prepare_many(problems, device); });
 }
 
+Status prepare_on_device(const QuantizeCall& call, int device) {
+  return on_device(device, [&] { return prepare_quantize(call); });
+}
+
 }  // namespace jaxgemm::cuda

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "../kernel.h"
+#include "quantize/quantize.h"
 
 namespace jaxgemm::cuda {
 
@@ -13,5 +14,7 @@ Status device_arch(int device, int& arch);
 // Runs entry.prepare with that device current, or for many products entry.prepare_many.
 Status prepare_on_device(const KernelEntry& entry, const GemmProblem& problem, int device);
 Status prepare_on_device(const KernelEntry& entry, std::span<const GemmProblem> problems, int device);
+// The same of the kernel that a call of quantize takes.
+Status prepare_on_device(const QuantizeCall& call, int device);
 
 }  // namespace jaxgemm::cuda

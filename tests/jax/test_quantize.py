@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import mesh
+from meshes import mesh, put
 
 import jaxgemm
 from jaxgemm.products.quantization import TYPES
@@ -135,3 +135,25 @@ def test_what_is_refused():
         jaxgemm.quantize(x, "int8", "block")
     with pytest.raises(ValueError, match=r"scaling 'row' is for shapes \(..., m, n\), got \(4,\)"):
         jaxgemm.quantize(x[0], "int8", "row")
+
+
+def calls(function, *args):
+    text = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    return text.count("custom_call @jaxgemm_quantize")
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row", "column"])
+def test_one_launch_on_a_gpu(scaling):
+    def quantized(x):
+        return jaxgemm.quantize(x, "int8", scaling)
+
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert calls(quantized, jnp.ones((3, 4, 8), dtype)) == 1
+    assert calls(quantized, jnp.ones((4, 8), jnp.float64)) == 0
+    assert calls(quantized, jnp.ones((4, 0), jnp.float32)) == 0
+    assert calls(jax.vmap(quantized), jnp.ones((3, 4, 8), jnp.float32)) == (scaling != "tensor")
+    local = jax.shard_map(quantized, mesh=mesh((4,), ("x",)), in_specs=P("x"), out_specs=P("x"))
+    if scaling != "tensor":
+        assert calls(local, put(jnp.ones((8, 8), jnp.float32), mesh((4,), ("x",)), P("x"))) == 1
+    # XLA divides the program, and has to see what is computed.
+    assert calls(quantized, put(jnp.ones((8, 8), jnp.float32), mesh((4,), ("x",)), P("x"))) == 0

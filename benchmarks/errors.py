@@ -55,9 +55,9 @@ KINDS = tuple(name for name in DRAWN if name != "one tiny value")
 
 
 class Data(NamedTuple):
-    """Operands in float32, and of the exact product each element and its sum of |a||b|."""
+    """Operands, and of the exact product each element and its sum of |a||b|."""
 
-    operands: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+    operands: tuple[npt.NDArray[Any], npt.NDArray[Any]]
     exact: Array
     magnitude: Array
 
@@ -209,8 +209,8 @@ def show(rows: Sequence[Row]) -> None:
     for row in rows:
         if "message" in row:
             messages.setdefault(f"{row['precision']} by {row['side']}: {row['message']}", {})[row["k"]] = None
-    for message, of_k in messages.items():
-        print(f"{message} (k = {', '.join(map(str, of_k))})")
+    for message, at_k in messages.items():
+        print(f"{message} (k = {', '.join(map(str, at_k))})")
     for sgemm in (SGEMM, "highest"):
         of_planes = ratios(rows, sgemm)
         if all(x is None for of in of_planes.values() for x in of.values()):
@@ -227,15 +227,19 @@ def show(rows: Sequence[Row]) -> None:
         )
 
 
+def extent(text: str) -> int:
+    """For a command line."""
+    if not text.strip().isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 2")
+    return int(text)
+
+
+def of_k(text: str) -> list[int]:
+    """Several, with commas."""
+    return [extent(x) for x in text.split(",")]
+
+
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    def extents(text: str) -> list[int]:
-        return [extent(x) for x in text.split(",")]
-
-    def extent(text: str) -> int:
-        if not text.strip().isdecimal() or int(text) < 2:
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 2")
-        return int(text)
-
     def sizes(text: str) -> list[tuple[int, int]]:
         found = [tuple(extent(x) for x in size.split("x")) for size in text.split(",")]
         if any(len(size) != 2 for size in found):
@@ -243,7 +247,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         return [(m, n) for m, n in found]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--k", type=extents, default=K, help=f"with commas (default {','.join(map(str, K))})")
+    parser.add_argument("--k", type=of_k, default=K, help=f"with commas (default {','.join(map(str, K))})")
     parser.add_argument("--m", type=extent, default=256, help="rows of results (default 256)")
     parser.add_argument("--n", type=extent, default=256, help="columns of results (default 256)")
     parser.add_argument("--sizes", type=sizes, help="of results, with commas; of which only exact.json is made")
@@ -262,9 +266,9 @@ def _exact(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     with report.progress(len(options.sizes) * len(options.k) * len(asked), "errors") as step:
         for m, n in options.sizes:
-            for of_k in measure((m, n), options, asked, step):
-                k = of_k[0]["k"]
-                found = {kind: x and round(x, 3) for kind, of in ratios(of_k).items() for x in [of[k]]}
+            for each in measure((m, n), options, asked, step):
+                k = each[0]["k"]
+                found = {kind: x and round(x, 3) for kind, of in ratios(each).items() for x in [of[k]]}
                 rows.append({"m": m, "n": n, "k": k, "ratios": found})
                 report.write(file, {**about, "how": how, "rows": rows})
     lines = [[f"{x['m']}x{x['n']}", str(x["k"]), *map(str, x["ratios"].values())] for x in rows]
@@ -291,8 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     rows: list[Row] = []
     with report.progress(len(options.k) * len(asked), "errors") as step, least_exact():
-        for of_k in measure((options.m, options.n), options, asked, step):
-            rows += of_k
+        for found in measure((options.m, options.n), options, asked, step):
+            rows += found
             report.write(file, {**about, "rows": rows})
     show(rows)
     return 0

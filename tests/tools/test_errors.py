@@ -112,3 +112,18 @@ def test_from_which_k_planes_are_exact(script, capsys):
     assert script.exact_from(all_rows()) is None
     script.show([{**x, "kernel": "", "worst": 1.0} for x in all_rows()])
     assert "at no k" in capsys.readouterr().out
+
+
+def test_errors_of_fp8(benchmark_script, tmp_path, capsys):
+    script = benchmark_script("errors_fp8")
+    assert script.main(["--k", "40,8", "--m", "5", "--n", "6", "--results", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*/errors_fp8.json")
+    content = json.loads(file.read_text())
+    assert set(provenance.KEYS) <= set(content)
+    heads = ("types", "precision", "side", "data", "k")
+    found = {tuple(x[name] for name in heads): x for x in content["rows"]}
+    assert len(found) == len(content["rows"]) == 2 * 2 * 2 * len(script.KINDS) * 2
+    assert all(0 <= x["error"] < 1e-6 and 0 <= x["worst"] < 1e-6 for x in found.values())  # a CPU's sums are float32
+    assert "Errors of products of fp8" in capsys.readouterr().out
+    page = benchmark_script("precision_docs").of_fp8(content)
+    assert page.count("| float8_e4m3fn | uniform | highest |") == 2

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxgemm
 from jaxgemm.measure import provenance, report
-from jaxgemm.measure.case import Case
 from jaxgemm.tuning import slug
 
 _HERE = Path(__file__).resolve().parent
@@ -48,11 +48,14 @@ def drawn(kind: str, dtype: str, extents: tuple[int, int, int], seed: int) -> Da
 
 def compiled(dtype: str, precision: str, side: str, extents: tuple[int, int, int]) -> Compiled:
     """A program for all kinds of data."""
-    case = Case(*extents, dtype, out="float32", precision=precision)
     kernel = "" if side == XLA else "auto" if jax.default_backend() == "cpu" else "sm90"
+    asked = {"precision": precision, "preferred_element_type": np.float32}
+    xla = partial(jax.lax.dot_general, dimension_numbers=(((1,), (0,)), ((), ())), **asked)
+    m, n, k = extents
+    operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in ((m, k), (k, n))]
     try:
-        function = partial(case.ours, kernel=kernel) if kernel else case.xla
-        return Compiled(jax.jit(function).lower(*case.operands).compile(), kernel)
+        function = partial(jaxgemm.matmul, kernel=kernel, **asked) if kernel else xla
+        return Compiled(jax.jit(function).lower(*operands).compile(), kernel)
     except Exception as error:  # the others may still run
         return Compiled(None, kernel, described(error))
 

@@ -49,7 +49,7 @@ def drawn(kind: str, dtype: str, extents: tuple[int, int, int], seed: int) -> Da
 def compiled(dtype: str, precision: str, side: str, extents: tuple[int, int, int]) -> Compiled:
     """A program for all kinds of data."""
     kernel = "" if side == XLA else "auto" if jax.default_backend() == "cpu" else "sm90"
-    asked = {"precision": precision, "preferred_element_type": np.float32}
+    asked: dict[str, Any] = {"precision": precision, "preferred_element_type": np.float32}
     xla = partial(jax.lax.dot_general, dimension_numbers=(((1,), (0,)), ((), ())), **asked)
     m, n, k = extents
     operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in ((m, k), (k, n))]

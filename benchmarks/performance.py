@@ -1,6 +1,6 @@
 """docs/performance.md, from result files: python benchmarks/performance.py
 
-Writes the page, and draws docs/bf16.svg and docs/sgemm.svg, of the files in benchmarks/results. With FILEs, of run.py's
+Writes the page, and draws docs/bf16.svg and docs/fp32.svg, of the files in benchmarks/results. With FILEs, of run.py's
 suites, it prints their tables instead; --plot FILE.svg draws them.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -27,7 +26,7 @@ RESULTS, DOCS = _HERE / "results", _HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _H200 = RESULTS / "nvidia-h200"
 #: What is drawn, by the chart's name: a suite's file, and whose rows.
-PLOTS = {"bf16": (_H200 / "bf16.json", "auto"), "sgemm": (_H200 / "sgemm.json", "simt")}
+PLOTS = {name: (_H200 / f"{name}.json", "auto") for name in ("bf16", "fp32")}
 _FORMATS = (".svg", ".png", ".pdf")
 
 Row = dict[str, Any]
@@ -46,17 +45,7 @@ SUITES = {
     "pitches": "60 random products some of whose rows begin at multiples of 16 bytes and others anywhere.",
     "flat": "24 large flat random results, where `sm90` is weakest; nothing is fitted to them.",
 }
-#: The same of suites that rules of `auto` were read off, which are sources of a device's rules.json. Of those that were
-#: timed before `auto` had the rule only kernels by name are shown.
-RULES = {
-    "odd_results": "Aligned operands, results whose rows begin anywhere; layers with vocabularies of 50257 and 50256.",
-    "vectors": "One vector, or a few, and a matrix.",
-    "large": "Aligned products of 10¹² multiply-adds and more.",
-    "realigned": "Few rows, and weights whose rows begin anywhere, by each tile that realigns them and by the model.",
-    "odd_rows": "Rows of A that begin anywhere: copied (`every_eighth=1`), by tiles of every eighth row, or as chosen.",
-    "unaligned_fp32": "Rows that begin anywhere in fp32 at precision HIGHEST, by the configurations chosen then.",
-}
-COLUMNS = ("suite", "kernel", "products", "over XLA's best", "over `jnp.dot`", "lowest", "at", "measured")
+COLUMNS = ("suite", "kernel", "products", "over XLA's best", "over `jnp.dot`", "lowest", "at", "date, commit")
 _HEAD = """<!-- python benchmarks/performance.py writes this page from the files in benchmarks/results -->
 # Performance
 
@@ -98,27 +87,17 @@ def when(about: Row) -> str:
     return str(about["date"])[:10] + ("" if commit in ("", "unknown") else f", {commit[:7]}")
 
 
-def of_rules(content: Row, source: str) -> list[Row]:
-    """Of a source of rules.json the kernels by name that were timed on all its products."""
-    rows = [row for row in content["rows"] if row["source"] == source]
-    problems = {row["problem"] for row in rows}
-    timed = Counter(row["kernel"] for row in rows)
-    return [row for row in rows if row["kernel"] != "auto" and timed[row["kernel"]] == len(problems)]
-
-
 def suites(folder: Path) -> list[tuple[str, ...]]:
-    """The table of a device: every suite that there is a file of, with a link to it."""
+    """The table of a device: every suite that there is a file of, with a link to it: by ``auto``, or by name if that
+    was not timed.
+    """
     found: list[tuple[str, ...]] = []
     for name in SUITES:
         file = folder / f"{name}.json"
         if file.exists():
             content = report.load(file)
-            found += lines(content["rows"], _link(name, file), when(content))
-    file = folder / "rules.json"
-    content = report.load(file) if file.exists() else {"sources": {}}
-    for name in RULES:
-        if name in content["sources"]:
-            found += lines(of_rules(content, name), _link(name, file), when(content["sources"][name]))
+            rows = [row for row in content["rows"] if row["kernel"] == "auto"] or content["rows"]
+            found += lines(rows, _link(name, file), when(content))
     return found
 
 
@@ -144,9 +123,13 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+#: Paths of kernels by name, which the page leaves out.
+_BY_NAME = ("jaxgemm sm90", "jaxgemm simt", "jaxgemm host")
+
+
 def of_paths(rows: Sequence[Row]) -> str:
     """Programs by the paths that compute them: µs of each, and XLA's faster path over `auto`."""
-    paths = list(dict.fromkeys(row["path"] for row in rows))
+    paths = [path for path in dict.fromkeys(row["path"] for row in rows) if not path.startswith(_BY_NAME)]
     programs: dict[str, dict[str, Row]] = {}
     for row in rows:
         programs.setdefault(row["problem"], {})[row["path"]] = row
@@ -317,7 +300,7 @@ def page() -> str:
     """docs/performance.md."""
     sections = [_HEAD]
     measured = {name: text for name, text in SUITES.items() if any(RESULTS.glob(f"nvidia-*/{name}.json"))}
-    listed = [f"- {name}: {text}" for name, text in (measured | RULES).items()]
+    listed = [f"- {name}: {text}" for name, text in measured.items()]
     sections.append("## Products\n\n" + "\n".join(listed))
     for folder in sorted(file.parent for file in RESULTS.glob("nvidia-*/unseen.json")):
         device = report.load(folder / "unseen.json")["device"]

@@ -24,7 +24,11 @@ examples:
   python -m jaxgemm info                                versions, devices, kernels and what each supports
   python -m jaxgemm bench --shapes 4096x4096x4096,2047x2049x2051 --dtype f32
   python -m jaxgemm bench --shapes 64x64x64@1024 --kernel auto --kernel simt --json out.json --plot out.png
+  python -m jaxgemm bench --shapes 16x8192x8192,2048x8192x8192 --dtype s8,e4m3
+  python -m jaxgemm bench --shapes 4096x4096x4096 --precision TF32_TF32_F32_X3
   python -m jaxgemm explain 4096 4096 4096 --dtype bf16 --layout NT
+  python -m jaxgemm explain 16 8192 8192 --dtype e4m3 --device "NVIDIA H200"
+  python -m jaxgemm explain 4096 4096 4096 --dtype f32 --precision highest --device "NVIDIA H200"
 """
 
 _BENCH = """\
@@ -87,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart (needs matplotlib)")
     run.set_defaults(run=_bench, parser=run)
 
-    explain = commands.add_parser("explain", help="which kernel a product gets, and why")
+    explain = commands.add_parser(
+        "explain", help="which kernel a product gets, and why", epilog=_EXAMPLES, formatter_class=form
+    )
     for extent in ("M", "N", "K"):
         explain.add_argument(extent, type=_checked(_extent))
     explain.add_argument("--dtype", type=_checked(parse_dtype), default="float32", help=f"one of {_names()}")

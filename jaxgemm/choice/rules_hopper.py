@@ -7,6 +7,7 @@ in or changes without what benchmarks/choices.py says before and after.
 
 from __future__ import annotations
 
+from jaxgemm.choice.eight_bits import EIGHT_BITS
 from jaxgemm.choice.rules import EXACT_K, EXACT_TILES, Question, Rule, Section, Side, first
 from jaxgemm.choice.xla_times import (
     BATCH_AHEAD,
@@ -21,7 +22,6 @@ from jaxgemm.choice.xla_times import (
 _SURVEY, _SMALL, _PITCHES = "nvidia-h200/survey.json", "nvidia-h200/small.json", "nvidia-h200/pitches.json"
 _16BIT, _PROGRAMS, _SGEMM = "nvidia-h200/16bit.json", "nvidia-h200/programs.json", "nvidia-h200/sgemm.json"
 _PRECISIONS = "nvidia-h200/precisions.json"
-_INT8, _FP8 = "nvidia-h200/int8.json", "nvidia-h200/fp8.json"
 _RULES, _ERRORS = "nvidia-h200/rules.json", "nvidia-h200/errors.json"
 
 # --- fp32 at full precision ---
@@ -61,63 +61,6 @@ FP32 = Section(
             _SGEMM,
             Side.OURS,
             lambda q: not q.unaligned and q.single and q.ours < FP32_SMALL_US,
-        ),
-    ),
-)
-
-# --- 8 bits ---
-
-#: Sums of int8 up to which XLA pads them, and computes max(c * x, 0) wrongly for negative c.
-PADDED_K = 16
-
-INTEGERS = Section(
-    "8-bit integers",
-    lambda q: q.is_8bit and q.dtype.endswith("int8"),
-    (
-        Rule(
-            "uint8",
-            "XLA has no tensor cores for {q.operands}, and takes a hundred times as long",
-            _INT8,
-            Side.OURS,
-            lambda q: "uint8" in q.problem.dtypes[:2],
-        ),
-        Rule(
-            "int8-batches",
-            f"batches of aligned rows, of sums longer than {PADDED_K}, are as fast by XLA",
-            _INT8,
-            Side.XLA,
-            lambda q: not q.single and not q.unaligned and q.k > PADDED_K,
-        ),
-        Rule(
-            "int8", "XLA pads int8, or copies weights that are row-major, and is no faster otherwise", _INT8, Side.OURS
-        ),
-    ),
-)
-
-#: Rows and columns from which on XLA's product of fp8 that lies along k is as fast.
-FP8_MANY = 256
-
-FLOATS = Section(
-    "8-bit floats",
-    lambda q: q.is_8bit,
-    (
-        Rule(
-            "fp8-along-k",
-            f"XLA multiplies aligned operands that lie along k as fast, from {FP8_MANY} rows and columns on",
-            _FP8,
-            Side.XLA,
-            lambda q: (
-                q.along_k
-                and not q.unaligned
-                and q.short >= FP8_MANY
-                and q.problem.dtypes[:2] != ("float8_e5m2", "float8_e5m2")
-            ),
-        ),
-        Rule(
-            "fp8",
-            "XLA copies operands that do not lie along k, computes in 16 bits, or leaves multiprocessors idle",
-            _FP8,
-            Side.OURS,
         ),
     ),
 )
@@ -394,7 +337,7 @@ LAST = Section(
 )
 
 #: In the order in which they are read.
-SECTIONS = (FP32, INTEGERS, FLOATS, UNALIGNED, ACTIVATED, BATCHES, FEW_ROWS, MATRICES, LAST)
+SECTIONS = (FP32, *EIGHT_BITS, UNALIGNED, ACTIVATED, BATCHES, FEW_ROWS, MATRICES, LAST)
 
 
 def decide(question: Question, without: str = "") -> tuple[Rule, Side]:

@@ -107,8 +107,11 @@ def test_both_tables_of_arithmetics_say_the_same():
     planes = {name for name in precision.ARITHMETICS if "16" in name}
     assert {rule.arithmetic for rule in rules["wmma_tf32"]} == {"tf32"}
     assert {rule.arithmetic for rule in rules["sm90"] if rule.a == "float32"} == planes
+    of_fp8 = [rule.arithmetic for rule in rules["sm90"] if rule.a.startswith("float8")]
+    assert set(of_fp8) == {"plain", "promoted"}
     for name, rule in ((name, rule) for name, of in rules.items() if name != "wmma_tf32" for rule in of):
         own = {"wmma": {"tf32"}, "sm90": planes}.get(name, {"plain"}) if rule.a == "float32" else {"plain"}
+        own = own | {"promoted"} if (name, rule.a[:6]) == ("sm90", "float8") else own
         assert rule.arithmetic in own, (name, rule)
         assert (rule.c, rule.bias) == (rule.d, rule.d)
 

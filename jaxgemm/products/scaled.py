@@ -111,6 +111,11 @@ def is_matrix_product(a: Any, b: Any, transposed: tuple[bool, bool]) -> bool:
     return b.ndim == 2 and (a.ndim == 2 or not transposed[0])
 
 
+def _is_one(x: jax.Array) -> bool:
+    """Whether it is one number. An extent that is not known is no 1."""
+    return all(n == 1 for n in x.shape)
+
+
 def bind_scaled(
     a: jax.Array,
     b: jax.Array,
@@ -125,13 +130,13 @@ def bind_scaled(
     check_kernel(how["kernel"], how["batch_invariant"])
     rows = a.shape[:-1]
     given = [scales.get("a_scale"), scales.get("b_scale")]
-    if given[0] is not None and given[0].size > 1:
+    if given[0] is not None and not _is_one(given[0]):
         whole = given[0] if a.ndim == 2 else jnp.broadcast_to(given[0], (*rows, 1))
         given[0] = jnp.reshape(whole, (-1, 1))
-    if given[1] is not None and given[1].size > 1:
+    if given[1] is not None and not _is_one(given[1]):
         given[1] = jnp.reshape(given[1], (1, -1))
     a = a if a.ndim == 2 else jnp.reshape(a, (-1, a.shape[-1]))
-    held = [None if x is None else jnp.reshape(x, ()) if x.size == 1 else x for x in given]
+    held = [None if x is None else jnp.reshape(x, ()) if _is_one(x) else x for x in given]
     operands = [a, b, *(x for x in (*held, bias) if x is not None)]
     result: jax.Array = scaled_p.bind(
         *vary_alike(*operands),

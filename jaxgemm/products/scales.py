@@ -73,7 +73,12 @@ def _check_sums(function: str, operands: Sequence[np.dtype], k: int) -> None:
     """ValueError where int32 may wrap: a scaled sum is a number, and not one modulo 2^32."""
     if not all(jnp.issubdtype(x, jnp.integer) for x in operands):
         return
-    if k > (most := most_terms(operands)):
+    most = most_terms(operands)
+    if not isinstance(k, int):
+        raise ValueError(
+            f"{function}: sums of k = {k} products may pass what int32 holds; scaled ones need a known length"
+        )
+    if k > most:
         raise ValueError(
             f"{function}: sums of {k} products of {operands[0]} and {operands[1]} may pass what int32 holds; "
             f"scaled ones are of {most} at most"

@@ -16,8 +16,8 @@ from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
 
-#: (device) -> the microseconds that a kernel's calls need beside their launches, and the microseconds that XLA should take
-#: for the whole; None if XLA's products are not modelled.
+#: (device) -> the microseconds that a kernel's calls need beside their launches, and the microseconds that XLA's
+#: products should take for the whole; None if those are not modelled.
 Beside = Callable[[Device], tuple[float, float | None]]
 
 

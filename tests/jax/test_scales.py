@@ -167,7 +167,7 @@ def test_sums_that_may_wrap_are_refused(types, most):
         return jax.eval_shape(lambda a, b: jaxgemm.gemm(a, b, a_scale=jnp.float32(1)), a, b)
 
     assert call(most).dtype == np.float32
-    with pytest.raises(ValueError, match=f"may pass what int32 holds; scaled ones are of {most} at"):
+    with pytest.raises(ValueError, match=f"may pass what int32 holds; a scaled sum has {most} at"):
         call(most + 1)
     # Without scales they wrap, as lax's do.
     k = most + 1

@@ -35,7 +35,6 @@ Row = dict[str, Any]
 SUITES = {
     "bf16": "34 products in bf16: squares from 256 to 16384, layers of a large transformer, long sums, narrow results.",
     "16bit": "What bf16 leaves out: layouts, batches, a bias and gelu, f16.",
-    "sgemm": "16 products in fp32 at precision HIGHEST, in which no side may use tf32.",
     "fp32": "Products in fp32 at precision HIGHEST: squares, layouts, batches, few rows, small ones and long sums.",
     "int8": "Products of int8 and uint8: weights row-major (NN) and along k (NT), gradients (TN), few and many rows.",
     "fp8": "The same in e4m3fn for results in bf16, and some in e5m2, in fp32 and with a bias and gelu.",

@@ -82,7 +82,7 @@ def gemm(
         batch_invariant: whether the bits of a row of the result must depend neither on m, nor on other rows, nor
             on its place among them. The kernel and its configuration then follow from n, k, the types and the
             layout of b alone, and K is not split. XLA's product is never taken. Derivatives do not promise it.
-        **kernel_options: the named kernel's options, such as ``tile=(16, 16, 16)``.
+        **kernel_options: the named kernel's options, such as ``tile_m=128`` of "sm90".
 
     Returns:
         Shape (..., m, n).

@@ -225,6 +225,9 @@ def test_gated_pairs(types, rows, rng):
         jaxgemm.gated_gemm(x, gate, up, up_scale=jnp.ones((), jnp.bfloat16))
     with pytest.raises(ValueError, match="inner dimensions differ"):
         jaxgemm.gated_gemm(x, gate[1:], up[1:], **scales)
+    if "int8" in types[0]:
+        with pytest.raises(TypeError, match=r"expected floating-point operands, got .*; those of 8 bits need scales"):
+            jaxgemm.gated_gemm(x, gate, up)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ struct GemmProblem {
   Matrix a, b;
   // C and D are dense, row-major, batch-major. C or bias, if there is none, has D's type.
   DType d = DType::kF32, c = DType::kF32, bias = DType::kF32;
-  int64_t d_pitch = 0;  // elements from row to row of D, where it is a part of wider rows; 0: n
+  int64_t d_pitch = 0;  // elements from row to row of D, if D is a part of wider rows; 0: n
   Arithmetic arithmetic = Arithmetic::kPlain;
   double alpha = 1.0, beta = 0.0;
   bool has_c = false;  // false exactly when beta is 0: C is then never read.

@@ -31,7 +31,7 @@ class Left:
     Attributes:
         operands: "float32[128,64] x float32[64,32] -> float32".
         why: the reason.
-        trips: how often the program runs it, where that is static (the length of a scan).
+        trips: how often the program runs the product, as far as that is static (the length of a scan).
     """
 
     operands: str

@@ -103,7 +103,7 @@ def in_one_launch(
 
 
 def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice:
-    """The kernel that computes a gated pair of products in one launch; no kernel where they are to be composed.
+    """The kernel that computes a gated pair of products in one launch; no kernel if they are to be composed.
 
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
@@ -178,7 +178,7 @@ def _measured(known: tuning.Found, problem: Problem) -> str:
 def contender(
     problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...] = ()
 ) -> Choice | str:
-    """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
+    """Of the kernels that ``auto`` chooses from, the one that expects the least time; or why none can run."""
     names = dict.fromkeys(name for x in Question(problem, device, precision).contenders for name in x.kernels)
     rows = [find_kernel(name) for name in names]
     configs = [configuration(row, _had(row, options)) for row in rows]

@@ -70,8 +70,8 @@ _COMBINING_US, _COMBINING_BYTES_PER_US = 2.0, 4e6
 _GROUP_TF32_PER_US, _GROUP_FP32_PER_US = 4e8, 5e7
 _GROUP_US = 10.0
 # When XLA computes products of groups as one batch. A batch reads weights where they lie, and a loop over groups copies
-# them. But a batch holds a copy of all rows, and their results, for every group: so many numbers at most, or one for
-# every _WEIGHTS_OF_A_COPY weights.
+# them. But a batch holds a copy of all rows, and their results, for every group: at most _MOST_COPIES numbers, or one
+# number for every _WEIGHTS_OF_A_COPY weights.
 _MOST_COPIES = 1 << 24
 _WEIGHTS_OF_A_COPY = 4
 

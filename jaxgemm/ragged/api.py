@@ -58,7 +58,7 @@ def ragged_dot(
             time only. Rows beyond the sum of the sizes belong to no group and have zeros in the result. If the sizes
             sum to more than m, groups end at row m.
         precision: as ``lax.ragged_dot`` takes it. On a Hopper GPU a kernel may compute a product of float32 as three of
-            bfloat16, with 16 bits of each number, where XLA's TF32 has 11; not if "highest" is asked for.
+            bfloat16, which keep 16 bits of each number (XLA's TF32 keeps 11), unless "highest" is asked for.
         preferred_element_type: type of the result; by default that of the promoted operands.
         group_offset: shape (1,), an integer that may be traced: the group of the first weight. Rows of groups whose
             weights ``rhs`` does not hold have zeros. Without it there must be as many weights as groups.

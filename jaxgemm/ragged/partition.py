@@ -70,7 +70,7 @@ def asked(target: NamedSharding | None, rank: int) -> tuple[tuple[Any, ...], Nam
 
 
 def inferred(matrix: Any, operands: Sequence[Any], form: Form) -> tuple[Any, ...]:
-    """The mesh axes of each axis of the result; those of its last two axes are those of the type ``matrix``.
+    """The mesh axes of each axis of the result; the type ``matrix`` has those of the last two axes.
 
     Raises:
         ValueError: weights are sharded over their groups, and so the result is a sum.

@@ -99,7 +99,7 @@ def products(counts: Parts, operands: Sequence[jax.Array], params: dict[str, Any
 
 
 def joined(counts: Parts, results: Sequence[jax.Array], params: dict[str, Any]) -> jax.Array:
-    """The result, out of those of the products of bfloat16."""
+    """The result, joined from the results of the products of bfloat16."""
     doubled = 2.0 ** sum(count > 1 for count in counts)  # undoes the halving of each operand
     if params["form"].sums:
         return (doubled * results[0]).astype(params["preferred_element_type"])

@@ -77,7 +77,7 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence
     form: Form = params["form"]
     ((ct, known, unknown),) = terms
     where = operands[2:]
-    if form.sums:  # rows of lhs are those of rhs times the cotangent of their group's sum, and the other way round
+    if form.sums:  # either operand's cotangent: rows of the other times the cotangent of their group's sum
         x, y, derived = known, ct, Form(False, side == 0, form.held)
     elif side == 0:
         x, y, derived = ct, known, Form(False, not form.transposed, form.held)

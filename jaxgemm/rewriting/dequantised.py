@@ -42,7 +42,7 @@ from jaxgemm.rewriting.origins import BODY, Scope, Value
 from jaxgemm.rewriting.ragged import as_call
 from jaxgemm.sharding.partition import vary_alike
 
-#: The types in which scales may multiply values, and those that the product may have.
+#: The types in which scales may multiply values, and in which the product's result may be.
 _FLOATS = {np.dtype(jnp.dtype(name)) for name in ("bfloat16", "float16", "float32")}
 #: The types that values of 8 bits may be converted to on the way.
 _WIDE = _FLOATS | {np.dtype(np.int16), np.dtype(np.int32)}
@@ -185,7 +185,7 @@ def _axes(eqn: Any) -> _Axes | None:
         return tuple(range(len(eqn.outvars[0].aval.shape)))
     # Other primitives may add and drop axes of extent 1.
     transposes = eqn.primitive is lax.reshape_p and eqn.params["dimensions"] is not None
-    symbolic = len(eqn.invars) != 1  # a symbolic shape is among the operands
+    symbolic = len(eqn.invars) != 1  # operands include a symbolic shape
     if transposes or symbolic or eqn.primitive not in (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p):
         return None
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape

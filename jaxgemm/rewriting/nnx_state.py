@@ -70,7 +70,7 @@ def carry(evaluate: Evaluate, function: Callable[..., Any], args: Any, kwargs: A
 
 
 def _split(tree: Any) -> tuple[tuple[tuple[Any, ...], list[Any]], Callable[[Any, list[Any]], Any]]:
-    """A pytree's objects of nnx and its other leaves, and a function that makes such a pytree of both."""
+    """A pytree's objects of nnx and its other leaves, and a function that puts a pytree together from both."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_stateful)
     stateful = [is_stateful(x) for x in leaves]
 

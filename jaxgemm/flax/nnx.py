@@ -50,7 +50,7 @@ class Linear(_Quantized, nnx.Linear):
 
 
 class LinearGeneral(_Quantized, nnx.LinearGeneral):
-    """``flax.nnx.LinearGeneral`` with a fused bias; ``activation`` and ``kernel``, and ``quantize``: see :class:`Linear`."""
+    """``flax.nnx.LinearGeneral`` with a fused bias, ``gemm``'s ``activation`` and ``kernel``, and ``quantize``."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs · kernel + bias)``, along the axes ``axis``."""

@@ -96,7 +96,7 @@ class Dense(_Quantized, nn.Dense):
 
 
 class DenseGeneral(_Quantized, nn.DenseGeneral):
-    """``flax.linen.DenseGeneral`` with a fused bias, :class:`Dense`'s ``activation`` and ``kernel``, and ``quantize``."""
+    """``flax.linen.DenseGeneral`` with a fused bias, ``gemm``'s ``activation`` and ``kernel``, and ``quantize``."""
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:

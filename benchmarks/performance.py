@@ -25,7 +25,7 @@ from charts import chart  # noqa: E402
 RESULTS, DOCS = _HERE / "results", _HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _H200 = RESULTS / "nvidia-h200"
-#: What is drawn, by the chart's name: a suite's file, and whose rows.
+#: What is drawn, by the chart's name: a suite's file, and the kernel whose rows are drawn.
 PLOTS = {name: (_H200 / f"{name}.json", "auto") for name in ("bf16", "fp32")}
 _FORMATS = (".svg", ".png", ".pdf")
 
@@ -34,15 +34,14 @@ Row = dict[str, Any]
 #: What the suites are, in the page's order.
 SUITES = {
     "bf16": "34 products in bf16: squares from 256 to 16384, layers of a large transformer, long sums, narrow results.",
-    "16bit": "What bf16 leaves out: layouts, batches, a bias and gelu, f16.",
-    "sgemm": "16 products in fp32 at precision HIGHEST, in which no side may use tf32.",
+    "16bit": "Products in 16 bits that bf16 leaves out: layouts, batches, a bias and gelu, f16.",
     "fp32": "Products in fp32 at precision HIGHEST: squares, layouts, batches, few rows, small ones and long sums.",
     "int8": "Products of int8 and uint8: weights row-major (NN) and along k (NT), gradients (TN), few and many rows.",
-    "fp8": "The same in e4m3fn for results in bf16, and some in e5m2, in fp32 and with a bias and gelu.",
-    "unseen": "20 products that no cost model was fitted to when they were chosen; one, 3019×3023×3037, was since.",
+    "fp8": "The products of int8 in e4m3fn, with results in bf16; some in e5m2, in fp32 and with a bias and gelu.",
+    "unseen": "20 products, chosen when no cost model was fitted to them; one has since been fitted to 3019×3023×3037.",
     "survey": "132 products drawn at random, twelve of each of eleven kinds, which neither rules nor models had seen.",
     "small": "72 random products of a few microseconds, batches and epilogues among them.",
-    "pitches": "60 random products some of whose rows begin at multiples of 16 bytes and others anywhere.",
+    "pitches": "60 random products: rows of some operands begin at multiples of 16 bytes, rows of others anywhere.",
     "flat": "24 large flat random results, where `sm90` is weakest; nothing is fitted to them.",
 }
 COLUMNS = ("suite", "kernel", "products", "over XLA's best", "over `jnp.dot`", "lowest", "at", "date, commit")

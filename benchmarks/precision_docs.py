@@ -65,8 +65,9 @@ once they are rounded: XLA multiplies these as fast. For "highest" it weighs `bf
 chains: where k is at least {exact}, and the result has {tiles} tiles of 128×128 or more. XLA's shorter sums, and those
 that it splits, may err less than sums in parts. For `TF32_TF32_F32_X3` it takes `bf16_x6` where that should be faster
 and its bound is no larger, as for small products: finding the scales takes more passes. `kernel="sm90"` does so too.
-`explain` says what was taken, in the line `arithmetic`. On other devices `auto` leaves all of this to XLA, and
-`kernel="sm90"` refuses.
+`explain` says what was taken, in the line `arithmetic`. For a name `auto` takes ours even if XLA's is faster, because
+ours keeps the bound: XLA's X9, for one, errs far more than its X6. On other devices `auto` leaves all of this to XLA,
+and `kernel="sm90"` refuses.
 
 ## Which to choose
 
@@ -102,7 +103,8 @@ slab's products are added to the result. The option `slabs` asks for a number of
 _ERRORS = """
 ## Errors on {device}
 
-Against float64, measured {when}. Results are {m}×{n}, of sums of k products. A cell has ours / XLA's at the same
+Against float64, measured {when}. Results are {m}×{n}, of sums of k products; of so few results "highest" is no product
+of parts, whose errors are in the lines of X6. A cell has ours / XLA's at the same
 precision: the error of all elements over the exact product, in the Frobenius norm. Data are uniform in [0, 1); normal;
 normal times 2ⁱ, with i from -20 to 20; sums that cancel but for a thousandth; and rows of a softmax times normal.
 "-" did not run.

@@ -45,7 +45,7 @@ struct TypeRule {
 
 struct Option {
   const char* name;
-  std::span<const int64_t> values;  // the values allowed, the default first; none: 0, the default, or more
+  std::span<const int64_t> values;  // allowed, the default first; empty: all from 0, the default, on
 };
 
 // A kernel's options, in the order of GemmProblem::config.
@@ -64,7 +64,7 @@ struct TimePart {
 };
 
 // A configuration: a value for each of a kernel's options, the device time that the kernel's cost model
-// expects, and the parts that this time is the sum of; no parts where the model names none.
+// expects, and the parts that this time is the sum of; no parts if the model names none.
 struct Candidate {
   std::vector<int64_t> config;
   double microseconds;
@@ -86,14 +86,14 @@ struct KernelEntry {
   int max_arch = 0;  // 0: no limit. Kernels that use architecture-specific instructions have one
   std::span<const TypeRule> types = {};
   Options options = {};
-  std::span<const TypeRule> scaled_types = {};  // of problems with scales; none: it runs no such problems
+  std::span<const TypeRule> scaled_types = {};  // of problems with scales; empty: it runs none
   bool gated = false;                           // runs gated problems too
-  bool grouped = false;                         // and grouped ones
+  bool grouped = false;                         // runs grouped problems too
   bool many = false;                            // runs many products of different shapes in one call
   bool deterministic = false;                   // same bits on every run
   bool batch_invariant = false;                 // the bits of a row do not depend on m or on the other rows
   // With these options fixed, and all others at any fixed values, the kernel is batch-invariant as well.
-  // Empty: no such promise.
+  // Empty: no options make it so.
   std::span<const Pin> pins = {};
 
   // A reason the problem cannot be run beyond types, device and options, or an empty string. May be null.
@@ -108,8 +108,9 @@ struct KernelEntry {
   // Null in a build without CUDA.
   Status (*launch)(const GemmProblem&, const GemmBuffers&, const Executor&) = nullptr;
 
-  // The same for many products, in a kernel that runs them. There is one at least; all have the types, the
-  // transpositions and the config of the first, and neither batch nor epilogue. All get the same workspace.
+  // The same functions for many products, in a kernel that runs many. There is at least one product. All
+  // have the types, transpositions and config of the first, and neither batch nor epilogue. They share one
+  // workspace.
   std::string (*unsupported_many)(std::span<const GemmProblem>) = nullptr;
   size_t (*workspace_many)(std::span<const GemmProblem>) = nullptr;
   Status (*prepare_many)(std::span<const GemmProblem>, int device) = nullptr;
@@ -120,7 +121,7 @@ struct KernelEntry {
 // Every row, in the order in which users see them.
 std::span<const KernelEntry> kernel_table();
 
-// Null when there is no such row.
+// Null if no row has this name.
 const KernelEntry* find_kernel(std::string_view name);
 
 // Why the entry cannot run the problem on a device of this architecture (0 on CPU), or an empty string.

@@ -1,8 +1,8 @@
 // The matrix product a kernel is asked for, in plain C++: no XLA types, no CUDA types.
 //
-//   D = activation(alpha * op(A) * op(B) + beta * C + bias), or of operands of 8 bits with scales before
-//   alpha
+//   D = activation(alpha * op(A) * op(B) + beta * C + bias)
 //
+// Operands of 8 bits may have scales, which multiply op(A) * op(B) before alpha does.
 // op(A) is m x k, op(B) is k x n, C and D are m x n, bias has n elements and is added to every row.
 // There are batch[0] * batch[1] independent products. Two batch levels, each with its own stride, let
 // operands such as (batch, sequence, head, feature) be read where they lie.
@@ -17,7 +17,7 @@
 
 namespace jaxgemm {
 
-constexpr size_t kMaxOptions = 24;  // of one kernel: a call keeps their values in so many places
+constexpr size_t kMaxOptions = 24;  // of one kernel: a call has room for so many values
 
 // Element (row, col) of op(X) in batch (i, j) lies at
 //   i * batch_stride[0] + j * batch_stride[1] + (transposed ? col * ld + row : row * ld + col).
@@ -33,18 +33,18 @@ struct Matrix {
 enum class Form : uint8_t {
   kNone,  // the product is not grouped
   kRows,  // each row of A is multiplied by its group's B, and rows without a group give zeros
-  kSums,  // each group has a result of its own, the sum over its rows: op(A)'s columns are then these rows
+  kSums,  // each group has a result of its own, the sum over its rows, which are columns of op(A)
 };
 
-// Groups of a grouped product. How many rows each has, and the group of the first B, only the device knows.
+// Groups of a grouped product. Only the device knows how many rows each has, and which is the first with a B.
 struct Groups {
   Form form = Form::kNone;
   int64_t count = 0;           // of sizes
   bool sizes_batched = false;  // each product of the batch has sizes of its own
 };
 
-// What an operand of 8 bits is multiplied by, in fp32, once products are summed: nothing, a number, or one
-// for each row of op(A) or column of op(B), the same for every product of a batch.
+// What multiplies the sums of products for an operand of 8 bits, in fp32: nothing, one number, or a number
+// for each row of op(A) or column of op(B). The numbers are the same for every product of a batch.
 enum class Scale : uint8_t { kNone, kWhole, kLines };
 
 struct GemmProblem {
@@ -53,7 +53,7 @@ struct GemmProblem {
   Matrix a, b;
   // C and D are dense, row-major, batch-major. C or bias, if there is none, has D's type.
   DType d = DType::kF32, c = DType::kF32, bias = DType::kF32;
-  int64_t d_pitch = 0;  // elements from row to row of D, where it is a part of wider rows; 0: n
+  int64_t d_pitch = 0;  // elements from row to row of D, if D is a part of wider rows; 0: n
   Arithmetic arithmetic = Arithmetic::kPlain;
   double alpha = 1.0, beta = 0.0;
   bool has_c = false;  // false exactly when beta is 0: C is then never read.
@@ -62,8 +62,9 @@ struct GemmProblem {
   // D = activation(A * B) * (A * B_up) instead. B_up has the type and layout of B; alpha is 1, and there is
   // neither C nor bias.
   bool gated = false;
-  // In a grouped product the inner batch is that of the groups of which there is a B ("rows") or a result
-  // ("sums"). A has no such level, and of the form "rows" neither has D. C is absent, and alpha is 1.
+  // In a grouped product, batch[1] counts groups: those that have a B (kRows) or a result (kSums). Only B
+  // (kRows) or D (kSums) has this level of the batch; all other matrices have none. There is no C, and
+  // alpha is 1.
   Groups groups;
   Scale a_scale = Scale::kNone, b_scale = Scale::kNone;
   std::span<const int64_t> config;  // values of the kernel's options, in the order its row names them
@@ -72,7 +73,7 @@ struct GemmProblem {
   int64_t batch_count() const { return batch[0] * batch[1]; }
   bool grouped() const { return groups.form != Form::kNone; }
   bool scaled() const { return a_scale != Scale::kNone || b_scale != Scale::kNone; }
-  // Matrices of D.
+  // How many matrices D has.
   int64_t results() const { return groups.form == Form::kRows ? batch[0] : batch_count(); }
   bool output_empty() const { return m == 0 || n == 0 || results() == 0; }
 };
@@ -81,8 +82,8 @@ struct GemmBuffers {
   const void* a = nullptr;
   const void* b = nullptr;
   const void* b_up = nullptr;  // null unless problem.gated
-  // Null unless the product is grouped: how many rows each group has, and the group of the first B, or of the
-  // first result.
+  // Null unless the product is grouped: how many rows each group has, and the group that the first B or the
+  // first result is of.
   const int32_t *sizes = nullptr, *offset = nullptr;
   const void* c = nullptr;     // null unless problem.has_c
   const void* bias = nullptr;  // null unless problem.has_bias; a row for each group that has a B

@@ -65,24 +65,24 @@ def gemm(
         beta: scales ``c``; by default 1 when ``c`` is given.
         bias: shape (n,), added to every row.
         activation: a name in :data:`jaxgemm.epilogue.ACTIVATIONS`, as "gelu" (tanh form, as ``jax.nn.gelu``).
-        a_scale: float32, for operands of 8 bits, whose values times scales are what is multiplied: of shape (), or
-            (..., 1, 1), one for each matrix, or (..., m, 1), one for each row of op(a). The product is scaled before
-            alpha. Sums of integers must fit into int32.
-        b_scale: the same of b, or of shape (..., 1, n), one for each column of op(b).
-        out_dtype: type of the result. By default that of the promoted operands, as jnp promotes them; int32 for 8- and
-            16-bit integers, float32 for 8-bit floats and where there are scales. Two types of 8 bits, of integers or of
-            floats, are multiplied as they are. Of booleans it is a boolean (whether
-            any pair is true), and nothing may follow it.
+        a_scale: float32, for operands of 8 bits: an operand stands for its values times its scales. Shape (), or
+            (..., 1, 1), one for each matrix, or (..., m, 1), one for each row of op(a). Scales multiply the product
+            before alpha does. Sums of integers must fit into int32.
+        b_scale: the same for b: shape (), (..., 1, 1), or (..., 1, n), one for each column of op(b).
+        out_dtype: type of the result. By default the type that jnp promotes the operands to; int32 for 8- and 16-bit
+            integers; float32 for 8-bit floats and if there are scales. Two 8-bit types, of integers or of floats, are
+            multiplied without promotion. A product of booleans is a boolean (whether any pair is true), and has no
+            epilogue.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
-            the epilogue; XLA rounds before it as well, as in jnp, unless it fuses the epilogue. Only XLA's product
-            has a result wider than the type of the sums.
+            the epilogue. XLA rounds before the epilogue as well, as jnp does, unless it fuses the epilogue. Only XLA
+            computes a result wider than the type of the sums.
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
-        kernel: "auto" (ours where it is known to be faster, else XLA's), "xla", or a name out of
+        kernel: "auto" (ours if it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.
         batch_invariant: whether the bits of a row of the result must depend neither on m, nor on other rows, nor
             on its place among them. The kernel and its configuration then follow from n, k, the types and the
-            layout of b alone, and K is not split. Never XLA's product. Derivatives make no such promise.
-        **kernel_options: the named kernel's options, such as ``tile=(16, 16, 16)``.
+            layout of b alone, and K is not split. XLA's product is never taken. Derivatives do not promise it.
+        **kernel_options: the named kernel's options, such as ``tile_m=128`` of "sm90".
 
     Returns:
         Shape (..., m, n).
@@ -129,7 +129,7 @@ def gemm(
         return jnp.reshape(bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how), shape)
     multiply = partial(bind, a, b, dims=dims, **how)
     if scales or static_alpha is None or static_beta is None:
-        # Arrays scale outside of the kernel, where they can be traced and differentiated.
+        # Scales that are arrays multiply outside of the kernel, where they can be traced and differentiated.
         product = _reshape(_transpose(multiply(extra=(), out=sums, epilogue=Epilogue()), order), shape)
         product = scaled(product, scales.values(), accumulator) * jnp.asarray(alpha).astype(accumulator)
         if c is not None:
@@ -140,13 +140,13 @@ def gemm(
         if c is not None and order is not None:
             c = lax.transpose(c, tuple(int(i) for i in np.argsort(order)))
         product = multiply(extra=tuple(x for x in (c, bias) if x is not None), out=out, epilogue=epilogue)
-        if not (order is None and batch.is_plain):  # without an axis that broadcasts it has this shape already
+        if not (order is None and batch.is_plain):  # if no axis broadcasts, the product has this shape already
             product = _reshape(_transpose(product, order), shape)
     return weakly_typed(product) if weak else product
 
 
 def _types(given: DTypeLike | None, operand: np.dtype, *, scaled: bool) -> tuple[np.dtype, np.dtype, np.dtype]:
-    """Of the result, of the sums, and of what follows them before it is rounded."""
+    """The types of the result, of the sums, and of what follows the sums before it is rounded."""
     if scaled:
         return scaled_result(given), dtypes.accumulator(operand), np.dtype(np.float32)
     out = result_dtype(given, operand)
@@ -184,12 +184,12 @@ def matmul(
         a: shape (..., m, k) or (k,).
         b: shape (..., k, n) or (k,).
         precision: as ``jnp.matmul`` takes it.
-        preferred_element_type: type of the result; by default that of the promoted operands. Only XLA's product has
-            a result wider than the type of the sums: see ``out_dtype`` of :func:`gemm`.
+        preferred_element_type: type of the result; by default that of the promoted operands. Only XLA
+            computes a result wider than the type of the sums: see ``out_dtype`` of :func:`gemm`.
         kernel, batch_invariant: as for :func:`gemm`.
 
     Returns:
-        Shape (..., m, n), without m or n where that operand is a vector.
+        Shape (..., m, n), without m if a is a vector, and without n if b is one.
 
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`gemm`.
@@ -229,12 +229,12 @@ def dot_general(
     kernel: str = "auto",
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """General contraction with the contract of ``lax.dot_general``, so that it fits wherever that one does.
+    """General contraction with the contract of ``lax.dot_general``, which it can stand in for.
 
     Args:
-        lhs, rhs: operands. Those of different element types go to XLA as they are, as in ``lax.dot_general``. For a
+        lhs, rhs: operands. Operands of different element types go to XLA as they are, as in ``lax.dot_general``. For a
             kernel by name they are converted to the type that jnp promotes them to. jnp promotes an 8-bit float or a
-            4-bit integer with no other type; such a pair the kernel refuses.
+            4-bit integer with no other type, and the kernel refuses a pair of such a type and another.
         dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``, any number of each, in
             any order. Layouts that a kernel can read where they lie are not copied.
         precision: as ``lax.dot_general`` takes it.
@@ -263,7 +263,7 @@ def dot_general(
 
 
 class _Batch:
-    """The batch axes of a matmul: which are shared, and which only one operand has."""
+    """The batch axes of a matmul: the axes that both operands have, and those that only one has."""
 
     def __init__(self, a: tuple[int, ...], b: tuple[int, ...]):
         try:
@@ -318,7 +318,7 @@ def _transpose(x: jax.Array, order: tuple[int, ...] | None) -> jax.Array:
 
 
 def _reshape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    # Asking is much cheaper than tracing a reshape that changes nothing.
+    # Comparing shapes is much cheaper than tracing a reshape that changes nothing.
     return x if x.shape == shape else x.reshape(shape)
 
 

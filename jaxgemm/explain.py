@@ -31,7 +31,7 @@ class Left:
     Attributes:
         operands: "float32[128,64] x float32[64,32] -> float32".
         why: the reason.
-        trips: how often the program runs it, where that is static (the length of a scan).
+        trips: how often the program runs the product, as far as that is static (the length of a scan).
     """
 
     operands: str
@@ -51,7 +51,7 @@ class Explanation:
         device: the device's name.
         products: one entry a product.
         left: the products that are XLA's own because nothing routes them to jaxgemm; see :func:`jaxgemm.override`.
-        note: what is to be known of a program that XLA divides over several devices; empty: it divides none.
+        note: what to know of a program that XLA divides over several devices; empty if XLA divides nothing.
     """
 
     device: str
@@ -66,12 +66,12 @@ class Explanation:
         return "\n\n".join([head + self.note, *map(str, self.products), *map(str, self.left)])
 
 
-#: Of a program with operands that are placed on several devices, in a mesh whose axes are no part of types.
+#: The note on a program whose operands are placed on several devices, in a mesh whose axes are no part of types.
 _DIVIDED = (
     ", of arguments on {count} devices. XLA divides the products, and each device decides for its part as is said here "
-    "of the whole; in a program that jax.export makes they are XLA's"
+    "of the whole; in a program that jax.export makes, XLA computes them"
 )
-#: Inside of a shard_map over some of the mesh's axes.
+#: Why a product inside of a shard_map over some of the mesh's axes is XLA's.
 _PARTLY = (
     "in a shard_map over some of the mesh's axes XLA divides it over the others, and it cannot divide a kernel's call"
 )
@@ -80,8 +80,8 @@ _PARTLY = (
 def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
     """What the products of a program become, without running it.
 
-    Inside of ``shard_map``, and where shardings are part of types, products are those of one device. Elsewhere XLA
-    divides them when it compiles, which ``explain`` does not: it shows them whole, and says so.
+    Inside of ``shard_map``, and if shardings are part of types, the products are those of one device. Otherwise XLA
+    divides products when it compiles; ``explain`` does not compile, so it shows whole products, and says so.
 
     Args:
         function: a function of ``args`` that calls jaxgemm or is :func:`jaxgemm.override`'s; or the first operand
@@ -114,8 +114,8 @@ class _On(NamedTuple):
 
     Attributes:
         platform, limits: the device.
-        devices: how many the arguments are on.
-        partly: whether it is inside of a shard_map over some of the mesh's axes.
+        devices: on how many devices the arguments are.
+        partly: whether the product is inside of a shard_map over some of the mesh's axes.
     """
 
     platform: str
@@ -125,7 +125,7 @@ class _On(NamedTuple):
 
 
 def _placed_on(x: Any) -> int:
-    """The devices that an argument is spread over, or whole on each of, if its type does not say how; else 1."""
+    """How many devices an argument is on, in parts or whole, if its type does not say so; else 1."""
     sharding = getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or explicit_axes(sharding.mesh):
         return 1
@@ -133,13 +133,13 @@ def _placed_on(x: Any) -> int:
 
 
 class _Equation(NamedTuple):
-    """One of a program.
+    """An equation of a program.
 
     Attributes:
         eqn: the equation.
-        makers: those that make the values around it.
+        makers: the equation that makes each value of its jaxpr.
         trips: how often it runs.
-        closed: the primitive around it that :func:`override` does not open; empty: there is none.
+        closed: the primitive around it that :func:`override` does not open; empty if there is none.
     """
 
     eqn: Any
@@ -160,7 +160,7 @@ def _equations(jaxpr: Jaxpr, trips: int = 1, closed: str = "") -> Iterator[_Equa
 
 
 def _run_by(eqn: Any) -> Iterable[Jaxpr]:
-    """The jaxprs that an equation runs. Of a linear solve's the others are for its derivatives."""
+    """The jaxprs that an equation runs. A linear solve has others, for its derivatives."""
     if eqn.primitive is primitives.linear_solve_p:
         return (eqn.params["jaxprs"].solve.jaxpr,)
     return jaxprs_in_params(eqn.params)
@@ -192,7 +192,7 @@ def _product(of: _Equation, on: _On) -> Iterator[Product]:
     found: Iterable[Product]
     if decision.choice.kernel is None and kind.compose:
         assert kind.describe_composed is not None
-        # Explained is what runs on one device.
+        # The products shown are those of one device.
         alone = dict(params, out_sharding=None) if "out_sharding" in params else params
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
         composed = jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr
@@ -204,7 +204,7 @@ def _product(of: _Equation, on: _On) -> Iterator[Product]:
 
 
 def _left(of: _Equation, routing: Routing | None) -> Iterator[Left]:
-    """An equation that is a product and not jaxgemm's, of a program that ``override`` routed so, if it did."""
+    """The equation, if it is a product and not jaxgemm's. ``routing``: how the program was routed, if it was."""
     eqn = of.eqn
     if eqn.primitive is lax.dot_general_p or eqn.primitive.name == RAGGED:
         operands = f"{operands_of([v.aval for v in eqn.invars[:2]])} -> {eqn.outvars[0].aval.dtype.name}"

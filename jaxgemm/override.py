@@ -1,11 +1,13 @@
 """Switches an unmodified function over: its ``dot_general``s become products of jaxgemm.
 
-The function is traced to a jaxpr, in which the primitive of each eligible product is exchanged, also inside of
-jit, scan, while, cond, checkpoint and the like, and the result is evaluated. Both primitives have the same types,
-so nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. But a bias
-and an activation become the product's epilogue, and the products of a gated layer one pair
-(jaxgemm/rewriting/fusion.py), and a ``ragged_dot`` a product of groups (jaxgemm/rewriting/ragged.py), and a product of
-dequantised values one of 8 bits (jaxgemm/rewriting/dequantised.py).
+The function is traced to a jaxpr. In it, also inside of jit, scan, while, cond, checkpoint and the like, the primitive
+of each eligible product is exchanged, and the resulting jaxpr is evaluated. Both primitives have the same types, so
+nothing else in the jaxpr changes: custom derivatives, sharding and effects are those of the function. Modules of
+jaxgemm/rewriting change more than the primitive:
+
+- fusion.py: a bias and an activation become the product's epilogue, and the products of a gated layer become one pair.
+- ragged.py: a ``ragged_dot`` becomes a product of groups.
+- dequantised.py: a product of dequantised values becomes one of 8 bits.
 """
 
 from __future__ import annotations
@@ -82,22 +84,22 @@ def override(*, kernel: str = "auto", precision: prec.Precision = None) -> Calla
 def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.Precision = None) -> Any:
     """The function with its products computed by jaxgemm, wherever in it they are.
 
-    It reaches through jit, scan, while, cond, checkpoint, shard_map, custom_jvp, custom_vjp and custom_linear_solve,
-    whose rules stay in force, and composes with grad, vmap and jit from outside. Products that no kernel computes stay
-    as they are; ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
+    Products are found inside of jit, scan, while, cond, checkpoint, shard_map, custom_jvp, custom_vjp and
+    custom_linear_solve, whose rules stay in force. grad, vmap and jit may be put around the result. Products that no
+    kernel computes stay as they are; ``jaxgemm.explain(override(function), ...)`` lists both kinds, with reasons.
 
     A bias along the last axis and an activation that :func:`jaxgemm.gemm` knows, right after a product, become part of
-    it, if nothing else reads what stands between. Unless a kernel is named, the two products of a gated layer become
-    one :func:`jaxgemm.gated_gemm`, under the same condition.
+    the product if nothing else reads the values between. Unless a kernel is named, the two products of a gated layer
+    become one :func:`jaxgemm.gated_gemm`, under the same condition.
 
     Values of 8 bits that are dequantised right before a product are multiplied in 8 bits, and their scales multiply the
     result (jaxgemm/rewriting/dequantised.py says when). A result may differ by roundings that the program makes and the
     product in 8 bits does not; a product that asks for an algorithm by name stays as it is.
 
-    ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps what is in
-    one group from the results of others; what follows them stays in jnp. They stay as they are where ``kernel`` is
-    "xla", or has no grouped form, and in a ``shard_map`` that :func:`override` is put around: override the function
-    that is mapped.
+    ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps the values
+    of one group out of the results of others. What follows a ragged product stays in jnp. Ragged products stay as they
+    are if ``kernel`` is "xla" or has no grouped form, and in a ``shard_map`` inside of ``function``: override the
+    function that is mapped instead.
 
     Each call traces ``function``, so put ``jax.jit`` around the result rather than inside. Of the arguments, JAX
     arrays are traced, and all else (numbers, strings, numpy arrays) reaches ``function`` as it is. Objects of flax.nnx
@@ -168,8 +170,8 @@ def _evaluate(function: Callable[..., Any], routing: Routing, args: Any, kwargs:
 
 # --- Jaxprs ---------------------------------------------------------------------------------------------------
 
-# The routed form of each jaxpr, None where it is the jaxpr itself. JAX keeps what it compiles by the jaxpr object, and
-# jit gives the same object for the same function again: so must we.
+# The routed form of each jaxpr; None if it is the jaxpr itself. JAX caches what it compiles by the jaxpr object, and
+# jit gives the same object for the same function again, so routing must return the same object again as well.
 _memo: WeakKeyDictionary[Any, dict[Routing, Any]] = WeakKeyDictionary()
 
 
@@ -191,7 +193,7 @@ def _route(jaxpr: Any, routing: Routing) -> Any:
 
 
 def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
-    """Products with what they take up, by the place where they go, and the equations that go with them."""
+    """Fused products by the index of the equation that each replaces, and indices of the other equations to drop."""
     fused: dict[int, Any] = {}
     taken: set[int] = set()
     if routing.kernel == "xla":
@@ -237,14 +239,14 @@ def _narrow_params(product: Narrow, routing: Routing) -> dict[str, Any]:
     return params
 
 
-#: The parameters of a product that those of a gated pair have too.
+#: The parameters of a product that a gated pair has too.
 _OF_A_PAIR = ("preferred_element_type", "precision", "kernel", "batch_invariant")
 
 
 def _takes_up(avals: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether the kernel that is asked for by name applies the epilogue itself.
 
-    Under "auto" it always may: what goes to XLA is lowered to the jnp code that stood there.
+    Under "auto" a product may always have its epilogue: for XLA it is lowered to the jnp code that stood there.
     """
     if params["kernel"] == "auto":
         return True
@@ -271,7 +273,7 @@ def _route_eqn(eqn: Any, routing: Routing) -> Any:
         return eqn
     params = {name: _route_param(value, routing) for name, value in eqn.params.items()}
     changed = any(params[name] is not value for name, value in eqn.params.items())
-    # The rules are functions that have not been traced yet: their products are exchanged when they are.
+    # Rules are functions that have not been traced yet. Their products are exchanged when the rules are traced.
     if eqn.primitive is primitives.custom_jvp_call_p:
         params["jvp_jaxpr_fun"], changed = _route_thunk(params["jvp_jaxpr_fun"], routing), True
     if eqn.primitive is primitives.custom_vjp_call_p:
@@ -373,7 +375,7 @@ def _refusal_by_name(eqn: Any, routing: Routing) -> str:
 def _names_are_bound(aval: Any) -> bool:
     """Whether the axis names of the ``shard_map`` around a value, if there is one, are bound here.
 
-    They are not where ``override`` is outside of the ``shard_map``: then no new code of its body can be traced.
+    They are not bound if ``override`` is outside of the ``shard_map``; no new code for its body can be traced then.
     """
     try:
         for name in aval.sharding.mesh.manual_axes:

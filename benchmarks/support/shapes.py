@@ -180,8 +180,8 @@ _16BIT: tuple[Case, ...] = (
     ),
 )
 
-# Shapes that no cost model was fitted to: odd and prime ones, models' layers, tall, flat, and with little output. One
-# that a model is fitted to later is to be replaced here.
+# Shapes that no cost model was fitted to: odd and prime ones, models' layers, tall, flat, and with little output. If a
+# cost model is fitted to a shape later, the shape is to be replaced here.
 _UNSEEN: tuple[Case, ...] = tuple(
     Case(m, n, k, "bfloat16")
     for m, n, k in (

@@ -6,7 +6,7 @@ from jaxgemm.choice.rules import Rule, Section, Side
 
 _INT8, _FP8 = "nvidia-h200/int8.json", "nvidia-h200/fp8.json"
 
-#: Sums of int8 up to which XLA pads them, and computes max(c * x, 0) wrongly for negative c.
+#: XLA pads sums of int8 up to this length. It also computes max(c * x, 0) of them wrongly for negative c.
 PADDED_K = 16
 
 INTEGERS = Section(
@@ -15,25 +15,28 @@ INTEGERS = Section(
     (
         Rule(
             "uint8",
-            "XLA has no tensor cores for {q.operands}, and takes a hundred times as long",
+            "XLA uses no tensor cores for {q.operands}, and takes a hundred times as long",
             _INT8,
             Side.OURS,
             lambda q: "uint8" in q.problem.dtypes[:2],
         ),
         Rule(
             "int8-batches",
-            f"batches of aligned rows, of sums longer than {PADDED_K}, are as fast by XLA",
+            f"XLA is as fast for batches with aligned rows and sums longer than {PADDED_K}",
             _INT8,
             Side.XLA,
             lambda q: not q.single and not q.unaligned and q.k > PADDED_K,
         ),
         Rule(
-            "int8", "XLA pads int8, or copies weights that are row-major, and is no faster otherwise", _INT8, Side.OURS
+            "int8",
+            "XLA's default path pads int8 or copies row-major weights, and is no faster if it does neither",
+            _INT8,
+            Side.OURS,
         ),
     ),
 )
 
-#: Rows and columns from which on XLA's product of fp8 that lies along k is as fast.
+#: XLA's product of fp8 operands that lie along k is as fast from so many rows and columns on.
 FP8_MANY = 256
 
 FLOATS = Section(

@@ -16,8 +16,8 @@ from jaxgemm.choice.xla_times import dense_microseconds
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
 
-#: By device: the microseconds that a kernel's calls take beside their launches, and those of XLA's products instead;
-#: None: these are not modelled.
+#: (device) -> the microseconds that a kernel's calls need beside their launches, and the microseconds that XLA's
+#: products should take for the whole; None if those are not modelled.
 Beside = Callable[[Device], tuple[float, float | None]]
 
 
@@ -31,16 +31,16 @@ def choose(
     further: Sequence[Problem] = (),
     beside: Beside | None = None,
 ) -> Choice:
-    """The kernel of a grouped product; no kernel where XLA computes dense ones.
+    """The kernel of a grouped product; no kernel if XLA computes dense products.
 
-    ``further`` is what a kernel is asked for in calls after the first. ``beside`` is given where what it is asked for
-    is not what XLA would compute.
+    ``further``: the problems of a kernel's calls after the first. ``beside``: given if XLA would not compute these
+    problems, but the product that they are parts of.
 
     Raises:
-        UnsupportedError: a kernel asked for by name cannot run it, or none can that is batch-invariant.
+        UnsupportedError: the kernel asked for by name cannot run the product, or no batch-invariant kernel can.
     """
     if kernel == "xla" and batch_invariant:
-        raise UnsupportedError("batch_invariant: XLA's products make no such promise")
+        raise UnsupportedError("batch_invariant: XLA's products do not promise it")
     if kernel not in ("auto", "xla") and not find_kernel(kernel).grouped:
         able = ", ".join(row.name for row in kernels() if row.grouped)
         raise UnsupportedError(f"kernel '{kernel}' has no grouped form; {able} has, and 'auto' runs everywhere")
@@ -70,7 +70,7 @@ def choose(
 
 
 def _weighed(found: Choice, *, by_name: bool, batch_invariant: bool) -> Choice:
-    """A kernel that can run the problem, or XLA where that should be faster."""
+    """The kernel that can run the product, or XLA if dense products should be faster."""
     ours, theirs = found.ours, found.theirs
     if by_name:
         return replace(found, rule=rules.BY_NAME.name, why=rules.BY_NAME.says)

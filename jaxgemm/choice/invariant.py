@@ -1,4 +1,4 @@
-"""Batch-invariant products: a configuration that follows neither from m nor from the batch."""
+"""Batch-invariant products: their configuration depends neither on m nor on the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxgemm.problem import Problem
 
 #: Kernels for batch-invariant products, in order of preference: the fastest for their types first.
 INVARIANT = ("sm90", "sm80", "shared_pipeline", "register_blocked", "host")
-#: The number of rows that a batch-invariant product's configuration is chosen for, whatever its own.
+#: A batch-invariant product's configuration is chosen for this number of rows, however many the product has.
 INVARIANT_ROWS = 256
 
 
@@ -24,10 +24,10 @@ def invariant(
     kernel: str,
     options: tuple[tuple[str, int], ...],
 ) -> Choice:
-    """The kernel and configuration of the same product with ``INVARIANT_ROWS`` rows, and no batch.
+    """The kernel and configuration that the product would have with ``INVARIANT_ROWS`` rows and no batch.
 
     Raises:
-        UnsupportedError: the kernel asked for cannot run it so, or with "auto" none can.
+        UnsupportedError: the kernel asked for cannot run the product in that configuration; with "auto", no kernel can.
     """
     a, b = problem.a, problem.b
     stand_in = replace(
@@ -48,9 +48,9 @@ def invariant(
             free = {name for name, value in row.pins.items() if not value} - dict(options).keys()
             config = tuple(0 if name in free else x for name, x in zip(row.options, chosen.config, strict=False))
             found = resolve(row.name, config, problem, device, precision, alone=True)
-            if not isinstance(found, Choice):  # another kernel would be one that follows m
+            if not isinstance(found, Choice):  # trying another kernel would make the choice depend on m
                 raise UnsupportedError(f"batch_invariant: {found}")
-            why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, whatever there are"
+            why = f"batch-invariant: chosen for {INVARIANT_ROWS} rows, however many there are"
             theirs = xla_expects(problem, device, precision)
             return replace(found.ours_by(rules.INVARIANT, why, theirs), considered=chosen.considered)
         reasons.append(chosen)
@@ -60,7 +60,7 @@ def invariant(
 def _pinned(
     row: Kernel, options: tuple[tuple[str, int], ...], problem: Problem, device: Device, precision: prec.Precision
 ) -> Choice | str:
-    """The kernel with every option that matters to the order of sums fixed, or why that cannot be."""
+    """The kernel with every option fixed that changes the order of sums, or why it cannot run the problem so."""
     if row.batch_invariant:
         return resolve(row.name, configuration(row, options), problem, device, precision, alone=True)
     if not row.pins:
@@ -75,7 +75,7 @@ def _pinned(
 
 
 def _less_exact(row: Kernel, problem: Problem, device: Device, precision: prec.Precision) -> bool:
-    """Whether ``auto`` leaves the sums to other kernels, as theirs are more exact where sums are short."""
+    """Whether ``auto`` passes over a kernel that multiplies 16-bit parts: others are more exact for short sums."""
     asked = computed(row, problem, device, precision)
     planes = isinstance(asked, Problem) and asked.arithmetic == "bf16_x6"
     return planes and not prec.is_algorithm(precision) and problem.k < rules.EXACT_K

@@ -1,4 +1,4 @@
-"""What one kernel makes of a problem: its arithmetic and options, by its cost model, or why it cannot run it."""
+"""How one kernel runs a problem: its arithmetic and options, by its cost model; or why it cannot run the problem."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Candidate:
 
     Attributes:
         config: a value for each of the kernel's options, in their order.
-        microseconds: the device time that is expected.
-        parts: what that is made of, by name, in microseconds; empty where the model does not say.
+        microseconds: the expected device time.
+        parts: the parts of that time, by name, in microseconds; empty if the model names none.
     """
 
     config: tuple[int, ...]
@@ -52,14 +52,14 @@ class Choice:
         workspace: bytes of scratch memory that the call asks XLA for.
         why: one sentence.
         considered: configurations of the kernel, best first by its cost model, the chosen one among them.
-        rule: the name of what decided, as in docs/auto.md.
+        rule: the name of the rule or reason that decided, as in docs/auto.md.
         contender: the kernel of ours that was asked for or expects the least time, whoever runs the problem; "" if none
             was weighed.
-        ours: the microseconds that it expects; None if it has no cost model.
-        theirs: the microseconds that XLA's product should take; None if that is not modelled.
+        ours: the microseconds that the contender expects; None if it has no cost model.
+        theirs: the microseconds that XLA's product should take; None if they are not modelled.
         arithmetic: how the kernel multiplies, one of :data:`jaxgemm.precision.ARITHMETICS`.
-        beside: other arithmetics that the kernel might multiply in, with the microseconds that it expects of each.
-        further: where several calls make up the product, the choices of those after the first, of the same kernel.
+        beside: other arithmetics that the precision allows, with the microseconds that the kernel expects in each.
+        further: if several calls make up the product, the choices for the calls after the first, of the same kernel.
     """
 
     kernel: Kernel | None = None
@@ -77,15 +77,15 @@ class Choice:
 
     @staticmethod
     def xlas(rule: Reason, why: str = "") -> Choice:
-        """XLA's own product, by this rule, because of what it says unless more is known."""
+        """XLA's own product by this rule. The reason is ``why``, or else what the rule says."""
         return Choice(why=why or rule.says, rule=rule.name)
 
     def left(self, rule: Reason, why: str) -> Choice:
-        """The same, for which what is known of a kernel of ours speaks."""
+        """The problem left to XLA by this rule. What is known of our kernel and of expected times stays."""
         return replace(self, kernel=None, config=(), workspace=0, considered=(), further=(), rule=rule.name, why=why)
 
     def ours_by(self, rule: Reason, why: str, theirs: float | None) -> Choice:
-        """The same kernel of ours, with what decided for it and the microseconds that XLA's product should take."""
+        """The same kernel, with the rule that decided for it and the microseconds that XLA's product should take."""
         assert self.kernel is not None
         ours = self.expected if self.considered else None
         return replace(self, why=why, rule=rule.name, contender=self.kernel.name, ours=ours, theirs=theirs)
@@ -113,7 +113,7 @@ def candidates(
 ) -> list[Candidate]:
     """The kernel's configurations for a problem, best first by its cost model; none if it has no model.
 
-    ``config`` fixes the options that are not 0 in it. ``most`` of them are returned, or all where it is 0.
+    Options that are not 0 in ``config`` stay as they are. At most ``most`` configurations are returned; 0: all.
     """
     found = ffi.candidates(_call(kernel, config, problem), device.arch, device.sm_count, device.bandwidth, most)
     return [Candidate(tuple(values), us, parts=tuple(parts.items())) for values, us, parts in found]
@@ -129,7 +129,7 @@ _weighs = True
 
 @contextlib.contextmanager
 def least_exact() -> Iterator[None]:
-    """For tests and timings: a kernel takes the least exact arithmetic that it may, whatever others should take."""
+    """For tests and timings: a kernel takes the least exact arithmetic allowed, without comparing expected times."""
     global _weighs
     before = _weighs
     _weighs = False
@@ -146,10 +146,10 @@ def weighed(
 ) -> list[tuple[Problem, float]]:
     """The problem in each arithmetic that the kernel may compute it in, with the microseconds that it expects.
 
-    The least time is first. None has a larger bound than the least exact one. Which it is does not follow from the
-    kernel's options, so that setting one changes no rounding of operands.
+    The arithmetic with the least time is first. None has a larger error bound than the least exact one. The order does
+    not depend on the kernel's options, so setting an option never changes how operands are rounded.
 
-    ``alone``: a row's bits must not follow from other rows. Those of a batch and of groups never do.
+    ``alone``: a row's bits must not depend on other rows. In a batch and in groups they never may.
     """
     over = prec.OF_OTHER_ROWS if alone or problem.groups or problem.batch != (1, 1) else ()
     known = row.arithmetics(problem.dtypes)
@@ -165,19 +165,19 @@ def _operand(problem: Problem) -> np.dtype:
 
 
 def _bound(arithmetic: str, problem: Problem) -> float:
-    """What its errors are bounded by; infinity where it promises nothing."""
+    """The arithmetic's error bound; infinity if it promises none."""
     bound = prec.bound_of(arithmetic, problem.k)
     return math.inf if bound is None else bound
 
 
 def _least(row: Kernel, problem: Problem, device: Device) -> float:
-    """The microseconds that the kernel expects of a problem; infinity where it cannot run it, or has no cost model."""
+    """The microseconds that the kernel expects of a problem; infinity if it cannot run the problem or has no model."""
     found = [] if check(row, (), problem, device)[0] else candidates(row, (), problem, device, 1)
     return found[0].microseconds if found else math.inf
 
 
 def computed(row: Kernel, problem: Problem, device: Device, precision: prec.Precision) -> Problem | str:
-    """The problem in the arithmetic that the kernel computes it in, or why there is none."""
+    """The problem with the arithmetic that the kernel takes, or why no arithmetic is allowed."""
     found = weighed(row, problem, device, precision)
     return found[0][0] if found else _refusal(row, problem, precision)
 
@@ -197,7 +197,7 @@ def resolve(
     *,
     alone: bool = False,
 ) -> Choice | str:
-    """A kernel with what its options leave open filled in by its cost model, or why it cannot run the problem."""
+    """A kernel whose open options its cost model has filled in, or why it cannot run the problem."""
     row = find_kernel(name)
     found = weighed(row, problem, device, precision, alone=alone)
     if not found:
@@ -206,7 +206,8 @@ def resolve(
     reason, workspace = check(row, config, problem, device)
     if reason:
         return reason
-    raised = not alone and dict(zip(row.options, config, strict=False)).get("slabs", 0) > 0  # who asks for so few slabs
+    # A caller that sets the number of slabs accepts their workspace.
+    raised = not alone and dict(zip(row.options, config, strict=False)).get("slabs", 0) > 0
     considered = tuple(candidates(row, config, problem, device, SHOWN))
     if considered:
         config = considered[0].config

@@ -26,8 +26,8 @@ from jaxgemm.problem import Problem
 class Contenders(NamedTuple):
     """Kernels that ``auto`` chooses from, and the compute capabilities, times ten, that they were measured on.
 
-    ``chains``: whether they are exact enough for a ``lax.Precision`` only where XLA's sums are long chains. An
-    algorithm's name asks for the algorithm, whatever the sums.
+    ``chains``: whether the kernels are exact enough for a ``lax.Precision`` only if XLA's sums are long chains. A
+    precision that names an algorithm gets this algorithm for sums of any length.
     """
 
     oldest: int
@@ -36,13 +36,13 @@ class Contenders(NamedTuple):
     chains: bool = False
 
 
-#: Sums of products of three parts in bfloat16 have smaller errors than XLA's sums in fp32 where these are long chains:
-#: of so many numbers, and of results that make so many of XLA's tiles that it does not split them into many.
+#: XLA's sums in fp32 are long chains from EXACT_K terms on, if results make at least EXACT_TILES of XLA's tiles: for
+#: fewer tiles XLA splits a sum into many. Products of three parts in bfloat16 have smaller errors than long chains.
 EXACT_K, EXACT_TILES, _TILE = 256, 64, 128
 
 
 def long_chains(problem: Problem) -> bool:
-    """Whether XLA's sums in fp32 are long chains. Of groups each has a product, and of sums an equal part of k."""
+    """Whether XLA's sums in fp32 are long chains. Each group is a product; in the form "sums" it has its share of k."""
     groups = problem.groups
     products = problem.batch[0] if groups else math.prod(problem.batch)
     k = problem.k // max(groups.count, 1) if groups and groups.sums else problem.k
@@ -50,8 +50,8 @@ def long_chains(problem: Problem) -> bool:
     return k >= EXACT_K and tiles >= EXACT_TILES
 
 
-#: By the types of both operands and an arithmetic of jaxgemm/precision.py. Where nothing was measured XLA's product is
-#: the known quantity.
+#: By the types of both operands and an arithmetic of jaxgemm/precision.py. What is not listed was not measured, and is
+#: left to XLA.
 CONTENDERS: dict[tuple[str, ...], Contenders] = {
     ("bfloat16", "bfloat16", "plain"): Contenders(90, 90, ("sm90", "direct")),
     ("float16", "float16", "plain"): Contenders(90, 90, ("sm90", "direct")),
@@ -82,8 +82,8 @@ class Question:
 
     Attributes:
         problem, device, precision: what is to be computed, where, and how exactly.
-        ours: microseconds that the best of our kernels expects; infinity where it has no cost model.
-        theirs: microseconds that XLA's product should take; None where that is not modelled.
+        ours: microseconds that the best of our kernels expects; infinity if it has no cost model.
+        theirs: microseconds that XLA's product should take; None if they are not modelled.
         arithmetic: how the best of our kernels multiplies.
     """
 
@@ -101,17 +101,17 @@ class Question:
 
     @property
     def operands(self) -> str:
-        """Element types of the operands, once if they have the same."""
+        """Element types of the operands; one name if both have the same type."""
         return " x ".join(dict.fromkeys(self.problem.dtypes[:2]))
 
     @property
     def arithmetics(self) -> tuple[str, ...]:
-        """Those that the precision allows, the least exact first."""
+        """The arithmetics that the precision allows, the least exact first."""
         return prec.arithmetics(self.precision, np.dtype(jnp.dtype(self.dtype)))
 
     @property
     def contenders(self) -> list[Contenders]:
-        """What ``auto`` chooses from, whatever the device."""
+        """The kernels that ``auto`` chooses from, on any device."""
         keys = ((*self.problem.dtypes[:2], arithmetic) for arithmetic in self.arithmetics)
         found = [CONTENDERS[key] for key in keys if key in CONTENDERS]
         return [x for x in found if self.emulated or not x.chains or long_chains(self.problem)]
@@ -123,7 +123,7 @@ class Question:
 
     @property
     def measured(self) -> list[Contenders]:
-        """Those of them that were measured on such a device."""
+        """The contenders that were measured on a device of this compute capability."""
         return [x for x in self.contenders if x.oldest <= self.device.arch <= x.newest]
 
     @property
@@ -182,7 +182,7 @@ class Question:
         return not self.problem.epilogue.cheap_activation
 
     def prefers(self, side: Side) -> Side:
-        """The side itself, or the one that expects less time if that is what is asked for."""
+        """``side`` itself; if it is ``FASTER``, the side that expects less time."""
         if side is not Side.FASTER:
             return side
         return Side.OURS if self.ours < (math.inf if self.theirs is None else self.theirs) else Side.XLA
@@ -190,12 +190,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something computes a product.
+    """Why XLA or a kernel of ours computes a product.
 
     Attributes:
         name: short and stable, in kebab case.
         says: one sentence; "{q.k}" in it stands for the attribute of a :class:`Question`.
-        evidence: the result file that it was read off, under benchmarks/results; empty for what is no measurement.
+        evidence: the result file, under benchmarks/results, that it was read off; empty if it rests on no measurement.
     """
 
     name: str
@@ -225,8 +225,8 @@ class Section:
     """Rules for products that have something in common.
 
     Attributes:
-        title: what that is.
-        of: whether a product is one of them.
+        title: what the products have in common.
+        of: whether a product belongs to the section.
         rules: in the order in which they are read.
     """
 
@@ -236,7 +236,7 @@ class Section:
 
 
 def first(sections: Iterable[Section], question: Question, without: str = "") -> Rule | None:
-    """The first rule whose condition holds; None if there is none. One is passed over, if its name is ``without``."""
+    """The first rule whose condition holds, but for the rule named ``without``; None if there is none."""
     for section in sections:
         if section.of(question):
             for rule in section.rules:
@@ -287,12 +287,12 @@ FACTS = Section(
     ),
 )
 
-#: What decides before the rules for expected times are read, beside the facts.
+#: Reasons that decide before the rules for Hopper are read, beside the facts.
 BY_NAME = Reason("by-name", "asked for by name")
 SYMBOLIC = Reason("symbolic-extents", "extents are symbolic, and kernels are chosen by extents that are known")
 INVARIANT = Reason(
     "batch-invariant",
-    "batch-invariant: chosen for a fixed number of rows, whatever there are; of groups, all tiles add up in one order",
+    "batch-invariant: chosen for a fixed number of rows; for groups, all tiles add up in one order",
 )
 DIVIDED = Reason("divided-by-xla", "XLA divides the program by itself, and it cannot divide a kernel's call")
 TUNED = Reason("tuned", "this very product was measured on this chip, and jaxgemm/tuning holds what was fastest")
@@ -308,9 +308,9 @@ GATED_MISSING = Reason("no-gated-form", "no kernel that may run here computes th
 
 #: How a product of 8 bits with scales is computed.
 SCALED_ONE_LAUNCH = Reason(
-    "scaled-one-launch", "one launch multiplies, scales and rounds; composed, sums in 32 bits go through memory"
+    "scaled-one-launch", "one launch multiplies, scales and rounds; jnp would read 32-bit sums from memory"
 )
-SCALED_COMPOSED = Reason("scaled-composed", "no kernel of ours is known to be faster here; jnp scales a product")
+SCALED_COMPOSED = Reason("scaled-composed", "no kernel of ours is known to be faster here; jnp scales a dense product")
 SCALED_MISSING = Reason("no-scaled-form", "no kernel that may run here scales what it multiplies")
 
 #: How a grouped product is computed.
@@ -319,25 +319,25 @@ GROUPED_ONE_LAUNCH = Reason(
 )
 GROUPED_DENSE = Reason("grouped-dense", "a dense product for each group should take less")
 GROUPED_NAMED = Reason(
-    "grouped-named-algorithm", "a kernel of ours keeps the bound of a named algorithm, and XLA's products may not"
+    "grouped-named-algorithm", "our kernel keeps the error bound of the named algorithm, and XLA's products may not"
 )
 GROUPED_SHORT_SUMS = Reason(
     "grouped-short-sums",
-    "XLA's sums in fp32 are short, and may err less than those of parts of 16 bits",
+    "XLA's sums in fp32 are short, and may have smaller errors than sums of 16-bit parts",
     "nvidia-h200/exact.json",
 )
 GROUPED_NOTHING = Reason("nothing-to-multiply", "there is nothing to multiply, and so no launch of a kernel")
 GROUPED_MISSING = Reason("no-grouped-form", "no kernel that may run here computes products of groups")
 
-#: How many products of different shapes are computed.
-MANY_ONE_LAUNCH = Reason("many-one-launch", "many products in few launches, whatever they take apart")
+#: How a list of products of different shapes is computed.
+MANY_ONE_LAUNCH = Reason("many-one-launch", "many products share few launches, without comparing expected times")
 MANY_FEW = Reason("few-products", "fewer than two of the products have anything to multiply")
 MANY_MISSING = Reason("no-many-form", "no kernel that may run here has a form for many products")
 
-#: What leaves a product to XLA whatever its extents are, and so a part of it on each of several devices.
+#: Reasons that leave a product to XLA whatever its extents, and so its part on each of several devices as well.
 SETTLED = frozenset(reason.name for reason in (*FACTS.rules, BY_NAME, SYMBOLIC))
 
-#: All that decides and is no rule: these need what their caller knows.
+#: All reasons that are not rules: whether they hold, only the code that gives them knows.
 REASONS = (
     *(BY_NAME, SYMBOLIC, DIVIDED, INVARIANT, TUNED, UNFIT, GATED_ONE_LAUNCH, GATED_COMPOSED, GATED_MISSING),
     *(SCALED_ONE_LAUNCH, SCALED_COMPOSED, SCALED_MISSING),

@@ -1,8 +1,8 @@
 """The rules for Hopper: which products XLA should compute no slower than our kernels.
 
-A constant in microseconds is held to the time that the best of our kernels expects, which stands for how much there is
-to do: in a small product it counts what XLA does beside multiplying. Other constants count elements. No constant comes
-in or changes without what benchmarks/choices.py says before and after.
+A constant in microseconds is compared with the time that the best of our kernels expects. This time stands for the size
+of the product: in a small product, what XLA does beside multiplying takes a large part of its time. Other constants
+count elements. Before a constant is added or changed, and after, benchmarks/choices.py says what the rules lose.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ FP32 = Section(
     (
         Rule(
             "rounded-once",
-            "XLA rounds operands to bfloat16 too, and multiplies aligned rows of these as fast",
+            "XLA rounds operands to bfloat16 too, and is as fast if the rounded rows are aligned",
             _PRECISIONS,
             Side.XLA,
             lambda q: q.emulated == "bf16" and not unaligned(q.problem, ROUNDED_BYTES),
         ),
         Rule(
             "named-algorithm",
-            "ours keep the bound of a named algorithm for every shape, and XLA's do not keep that of each",
+            "our kernels keep the error bound of every named algorithm for every shape; XLA's keep only some",
             _ERRORS,
             Side.OURS,
             lambda q: bool(q.emulated),
         ),
         Rule(
             "fp32-planes",
-            f"for sums of {EXACT_K} or more, and results of {EXACT_TILES} of XLA's tiles, products of 16-bit parts are "
-            "as exact as its product, and should take less time",
+            f"for sums of {EXACT_K} or more, and results of {EXACT_TILES} of XLA's tiles or more, products of 16-bit "
+            "parts are as exact as XLA's product, and should take less time",
             "nvidia-h200/exact.json",
             Side.OURS,
             lambda q: q.arithmetic == "bf16_x6" and q.ours < (q.theirs or fp32_microseconds(q.problem)),
@@ -67,7 +67,7 @@ FP32 = Section(
 
 # --- 16-bit types: unaligned rows ---
 
-#: A side that makes a result long. Of short sums such a result is moving data.
+#: A result is long if one side has so many elements. With short sums, memory bounds a product with a long result.
 LONG_RESULT = 8192
 
 UNALIGNED = Section(
@@ -76,8 +76,8 @@ UNALIGNED = Section(
     (
         Rule(
             "unaligned-short-sums",
-            f"sums of up to {UNSPLIT_K} for a result with a side of {LONG_RESULT} or more are moving data, which XLA "
-            "does as fast",
+            f"memory bounds sums of up to {UNSPLIT_K} for a result with a side of {LONG_RESULT} or more, and XLA is as "
+            "fast",
             _RULES,
             Side.XLA,
             lambda q: q.k <= UNSPLIT_K and q.long >= LONG_RESULT,
@@ -87,7 +87,7 @@ UNALIGNED = Section(
 
 # --- 16-bit types: rows of both operands aligned ---
 
-#: The longest sums for which a long result is moving data.
+#: The longest sums for which memory bounds a product with a long result.
 STREAMED_K = 384
 #: Below this time an activation takes XLA's kernels longer than ours.
 SMALL_ACTIVATED_US = 6.0
@@ -98,7 +98,7 @@ def _aligned_16bit(q: Question) -> bool:
 
 
 def _streamed(q: Question) -> bool:
-    """Whether a product is moving data more than multiplying it."""
+    """Whether memory bounds the product: its result is long, and its sums are short."""
     return q.k <= STREAMED_K and q.long >= LONG_RESULT
 
 
@@ -108,7 +108,7 @@ ACTIVATED = Section(
     (
         Rule(
             "small-activated",
-            f"below {SMALL_ACTIVATED_US:.0f} us an activation takes XLA's kernels time, unless the result is long and "
+            f"below {SMALL_ACTIVATED_US:.0f} us an activation slows XLA's kernels down, unless the result is long and "
             "its sums are short",
             _SMALL,
             Side.OURS,
@@ -117,10 +117,10 @@ ACTIVATED = Section(
     ),
 )
 
-#: Ours are faster for batches below this time, whose sums are at least so long.
+#: Our kernels are faster for batches below this time whose sums have at least this length.
 SMALL_BATCH_US = 17.0
 SMALL_BATCH_K = 80
-#: From this time on, sums of this length are long enough for that.
+#: For batches that take at least this time, shorter sums suffice: of at least this length.
 MIDDLE_BATCH_US = 4.0
 MIDDLE_BATCH_K = 48
 
@@ -130,8 +130,8 @@ BATCHES = Section(
     (
         Rule(
             "small-batch",
-            f"below {SMALL_BATCH_US:.0f} us ours are faster for batches of sums of {SMALL_BATCH_K} or more, and of "
-            f"{MIDDLE_BATCH_K} or more from {MIDDLE_BATCH_US:.0f} us on",
+            f"below {SMALL_BATCH_US:.0f} us ours are faster for batches with sums of {SMALL_BATCH_K} or more; from "
+            f"{MIDDLE_BATCH_US:.0f} us on, with sums of {MIDDLE_BATCH_K} or more",
             _SMALL,
             Side.OURS,
             lambda q: (
@@ -141,11 +141,11 @@ BATCHES = Section(
         ),
         Rule(
             "copied-batch",
-            "XLA's batches have one stride, so it copies an operand with two before it multiplies, which takes more "
-            f"than the {BATCH_AHEAD:.0%} of our time by which it is ahead then",
+            "XLA first copies an operand whose batch has two strides; the copies take longer than XLA's product saves, "
+            f"{BATCH_AHEAD:.0%} of our time",
             _PROGRAMS,
             Side.OURS,
-            # A vector's products are no matrix product to XLA, so it does not copy for them.
+            # XLA does not treat products of a vector as matrix products, and copies nothing for them.
             lambda q: q.short > 1 and batch_copies_microseconds(q.problem) > BATCH_AHEAD * q.ours,
         ),
     ),
@@ -157,9 +157,9 @@ FEW = 16
 REDUCED_FROM_US, REDUCED_UP_TO_US = 3.0, 8.0
 #: XLA copies operands to pad sums that are no multiple of this before it splits them.
 WHOLE_K = 128
-#: XLA splits the sums of few rows from this length on, which takes several kernels. Ours are faster below this time.
+#: For few rows XLA splits sums from this length on, which takes several kernels. Ours are faster below this time.
 SPLIT_FEW_K, SPLIT_FEW_US = 1024, 36.0
-#: The smallest products of few rows, below this time: XLA splits their sums from this length on.
+#: For few rows and products below this time, XLA splits sums from a smaller length on.
 SPLIT_SMALLEST_K, SPLIT_SMALLEST_US = 160, 4.0
 
 
@@ -212,21 +212,21 @@ FEW_ROWS = Section(
 
 #: The longest sums for which XLA's kernels for results of unaligned rows are as fast as ours.
 UNALIGNED_RESULTS_K = 96
-#: Short sides and lengths of sums from which on ours are as fast for a long result of short sums.
+#: (short side, length of sums): from these on ours are as fast for a long result of short sums.
 STREAMED_FROM = ((64, 64), (32, 128))
-#: The length from which on XLA splits sums, where the result has so few elements.
+#: XLA splits sums from this length on, if the result has at most so many elements.
 SPLIT_K, SPLIT_RESULTS = 2048, 3 << 19
-#: From this long side on XLA's product is as fast, with a short side of up to so many.
+#: XLA's product is as fast from this long side on, if the short side has at most so many elements.
 LONG_SIDE, SHORT_SIDE = 16384, 128
-#: One step of our kernels along k. Sums of one are too short for the smallest products, those below so many
-#: microseconds, and shorter ones for any.
+#: One step of our kernels along k. XLA is as fast for sums shorter than one step, and for sums of one step in products
+#: below so many microseconds.
 STEP_K, SMALLEST_US = 64, 3.4
 #: Below this time ours are mostly faster, as XLA often takes several kernels.
 SMALL_US = 23.0
 
 
 def _split(q: Question) -> bool:
-    """Whether there are so few results of such long sums that XLA splits these."""
+    """Whether the sums are so long, and the results so few, that XLA splits the sums."""
     return q.k >= SPLIT_K and q.short * q.long <= SPLIT_RESULTS
 
 
@@ -248,7 +248,7 @@ MATRICES = Section(
         ),
         Rule(
             "unaligned-results-short-sums",
-            f"sums of up to {UNALIGNED_RESULTS_K} for a result of unaligned rows are as fast by XLA",
+            f"XLA is as fast for sums of up to {UNALIGNED_RESULTS_K} and a result with unaligned rows",
             _RULES,
             Side.XLA,
             _unaligned_result,
@@ -264,8 +264,8 @@ MATRICES = Section(
         ),
         Rule(
             "streams",
-            f"sums of up to {STREAMED_K} for a result with a side of {LONG_RESULT} or more are moving data, which XLA "
-            "does as fast",
+            f"memory bounds sums of up to {STREAMED_K} for a result with a side of {LONG_RESULT} or more, and XLA is "
+            "as fast",
             _SURVEY,
             Side.XLA,
             _streamed,
@@ -280,14 +280,14 @@ MATRICES = Section(
         ),
         Rule(
             "long-side",
-            f"from a long side of {LONG_SIDE} on a product with a short one of up to {SHORT_SIDE} is as fast by XLA",
+            f"XLA is as fast if the long side is {LONG_SIDE} or more and the short side {SHORT_SIDE} or less",
             _SURVEY,
             Side.XLA,
             lambda q: q.short <= SHORT_SIDE and q.long >= LONG_SIDE,
         ),
         Rule(
             "shortest-sums",
-            f"sums shorter than {STEP_K}, and below {SMALLEST_US:.1f} us sums of {STEP_K}, are as fast by XLA",
+            f"XLA is as fast for sums shorter than {STEP_K}, and below {SMALLEST_US:.1f} us for sums of {STEP_K}",
             _SMALL,
             Side.XLA,
             lambda q: q.k < STEP_K or (q.k == STEP_K and q.ours < SMALLEST_US),
@@ -309,7 +309,7 @@ MATRICES = Section(
         ),
         Rule(
             "activated",
-            "XLA makes a kernel of its own of an activation",
+            "XLA applies the activation by a kernel of its own",
             _16BIT,
             Side.OURS,
             lambda q: q.problem.epilogue.activation is not None,
@@ -330,7 +330,7 @@ LAST = Section(
         ),
         Rule(
             "expected-times",
-            "the lesser of both expected times is taken; ours where XLA's is not modelled",
+            "the side that expects less time is taken; ours if XLA's time is not modelled",
             _PITCHES,
         ),
     ),
@@ -341,9 +341,9 @@ SECTIONS = (FP32, *EIGHT_BITS, UNALIGNED, ACTIVATED, BATCHES, FEW_ROWS, MATRICES
 
 
 def decide(question: Question, without: str = "") -> tuple[Rule, Side]:
-    """The rule that decides for a product that no fact leaves to XLA, and whether ours or XLA computes it.
+    """The rule that decides for a product that no fact leaves to XLA, and who computes the product by it.
 
-    ``without`` is the name of a rule, other than the last, that is passed over.
+    ``without``: the name of a rule, other than the last, to pass over.
     """
     rule = first(SECTIONS, question, without)
     assert rule is not None, "the last rule decides whatever is left"

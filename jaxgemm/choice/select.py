@@ -32,8 +32,8 @@ def select(
 ) -> Choice:
     """The kernel for a problem.
 
-    The precision is canonical. Options are the kernel's, or with "auto" those of kernels that have them. With
-    ``batch_invariant`` the choice must not depend on m or the batch, nor a row's bits on other rows.
+    ``precision`` is canonical. ``options`` are the named kernel's; with "auto", each kernel takes the options that it
+    has. With ``batch_invariant`` the choice must not depend on m or the batch, nor a row's bits on other rows.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the problem.
@@ -51,7 +51,7 @@ def select(
     return choice.ours_by(rules.BY_NAME, rules.BY_NAME.says, xla_expects(problem, device, precision))
 
 
-#: What a kernel has that computes several products at once, by the attribute of its row.
+#: What messages call the forms that a kernel may have, by the attribute of its row.
 _FORMS = {
     "gated": "gated form",
     "scaled": "form for scales",
@@ -69,16 +69,17 @@ def in_one_launch(
     *,
     batch_invariant: bool = False,
 ) -> Choice:
-    """The kernel that computes several products at once, by a form of its own; no kernel where XLA or others do.
+    """The kernel that computes the products in one launch, by a form of its own; no kernel if others compute them.
 
     Args:
-        form: which one, by the attribute of the table's rows.
-        weighed: (kernel) -> the choice of it or of what should take less time, or why it cannot run the products.
-        missing: what says that no kernel has the form.
-        batch_invariant: whether only a kernel may compute them.
+        form: the form, by the attribute of the table's rows.
+        weighed: (kernel) -> the choice of the kernel, or of XLA if it should be faster; or why it cannot run them.
+        missing: the reason to give if no kernel has the form.
+        batch_invariant: whether only a kernel may compute the products.
 
     Raises:
-        UnsupportedError: a kernel asked for by name has the form, and cannot run these, or none can that must.
+        UnsupportedError: the kernel asked for by name has the form and cannot run the products, or they must be
+            batch-invariant and no kernel can run them.
     """
     if kernel == "xla":
         return Choice.xlas(rules.BY_NAME, "XLA's products were asked for by name")
@@ -102,7 +103,7 @@ def in_one_launch(
 
 
 def select_gated(problem: Problem, device: Device, *, precision: prec.Precision, kernel: str) -> Choice:
-    """The kernel that computes a gated pair of products in one launch; no kernel where they are to be composed.
+    """The kernel that computes a gated pair of products in one launch; no kernel if they are to be composed.
 
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
@@ -124,7 +125,7 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
     return in_one_launch("gated", kernel, device, weighed, rules.GATED_MISSING)
 
 
-#: One launch is taken if it expects to take up to this many times what two products should, as it needs no memory for
+#: One launch is taken if it should take at most so many times as long as two products, since it needs no memory for
 #: their results.
 _ONE_LAUNCH_MARGIN = 1.02
 
@@ -138,7 +139,7 @@ def _composed(problem: Problem, device: Device, precision: prec.Precision) -> fl
 
 
 def _had(kernel: Kernel, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Those of the options that the kernel has."""
+    """The options that the kernel has."""
     return tuple((name, value) for name, value in options if name in kernel.options)
 
 
@@ -177,7 +178,7 @@ def _measured(known: tuning.Found, problem: Problem) -> str:
 def contender(
     problem: Problem, device: Device, precision: prec.Precision, options: tuple[tuple[str, int], ...] = ()
 ) -> Choice | str:
-    """The kernel of ours that expects to take the least time, of those that ``auto`` chooses from, or why none can."""
+    """Of the kernels that ``auto`` chooses from, the one that expects the least time; or why none can run."""
     names = dict.fromkeys(name for x in Question(problem, device, precision).contenders for name in x.kernels)
     rows = [find_kernel(name) for name in names]
     configs = [configuration(row, _had(row, options)) for row in rows]

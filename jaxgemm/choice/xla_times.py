@@ -1,11 +1,11 @@
-"""Every time of XLA's that is assumed: how long its own products should take on Hopper, and what goes with them.
+"""Expected times of XLA on Hopper: of its own products, and of the copies and sums around them.
 
-`auto` chooses by these and by what our kernels expect. A product of another kind or type gets its expected time here,
-and no rule of its own.
+`auto` compares these times with the times that our kernels expect. A further kind or type of product gets an expected
+time here rather than a rule of its own.
 
-XLA times its candidates when it compiles a program, so its choice cannot be known when ours is made. But what it
-chooses from is known: cuBLAS, or kernels generated for a fusion, which it may split along k. It seems to time those
-without the copies and the sums around them, as it takes some that are slow with them.
+XLA times its candidates when it compiles a program, so its choice is not known when ours is made. The candidates are
+known: cuBLAS, or kernels generated for a fusion, which XLA may split along k. XLA seems to time the kernels without the
+copies and sums around them, since it takes some that are slow with these.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem
 
-#: Bytes that the rows of an operand must be a multiple of, or XLA pads the operand, or takes kernels that load slowly.
+#: If rows of an operand are no multiple of so many bytes, XLA pads the operand, or takes kernels that load slowly.
 PITCH_BYTES = 16
-#: Bytes of float32 that are as many once they are rounded to 16 bits.
+#: The same for float32 operands that XLA rounds to 16 bits first.
 ROUNDED_BYTES = 2 * PITCH_BYTES
 
-# XLA's copy of an operand: its least time, and the bytes that it reads and writes.
+# XLA's copy of an operand: its least time, and the bytes that it reads and writes in a microsecond.
 _COPY_US = 1.0
 _COPY_BYTES_PER_US = 3e6
-#: By how much XLA's product of a batch is faster than ours where it copies operands first, as a share of our time; the
-#: copies come on top.
+#: If XLA copies operands of a batch of products first, the products are faster than ours by this share of our time. The
+#: copies take time on top.
 BATCH_AHEAD = 0.08
 
-# 16-bit products with unaligned rows, by kernels that XLA generates: their rates, and what they take beside that.
+# 16-bit products with unaligned rows, by kernels that XLA generates: their rates, and the times to add.
 _PRODUCTS_PER_US = 60e6
 _BYTES_PER_US = 2.2e6
 _LAUNCH_US = 1.2
@@ -41,12 +41,12 @@ _US_PER_K = 0.016  # of k up to UNSPLIT_K
 _ACTIVATION_US = 1.0
 #: The longest sums that XLA does not split. It splits longer ones, of single products, over blocks.
 UNSPLIT_K = 192
-# Launches of a product whose sums are split: where k is a multiple of the kernels' step, and where it is not, so that
-# XLA pads both operands by copies first.
+# Launches of a product whose sums are split: if k is a multiple of the kernels' step, _STEP_K, and if it is not. XLA
+# then pads both operands by copies first.
 _SPLIT_US = 1.8
 _PADDED_SPLIT_US = 6.9
 _STEP_K = 64
-# The least time of single products of at least so many rows and so long sums, whose operands XLA often pads.
+# XLA often pads the operands of single products from so many rows and so long sums on: the least time of these.
 _OFTEN_PADDED_US = 3.0
 _OFTEN_PADDED_M = 96
 _OFTEN_PADDED_K = 80
@@ -60,32 +60,33 @@ _FP32_ALIGNED_PER_US = (
     26e6  # of aligned rows, by larger tiles: the most that benchmarks/results/nvidia-h200/sgemm.json has
 )
 _FP32_BYTES_PER_US = 2.3e6
-_FP32_TILE_K = 14  # what a tile takes beside its sums, as if they were so much longer
+_FP32_TILE_K = 14  # the time of a tile beside its sums, as a length of sums that would take as long
 
-# The kernel that makes a gated pair's result of its two products: its least time, and the bytes that it moves.
+# The kernel that combines a gated pair's two products: its least time, and the bytes that it moves in a microsecond.
 _COMBINING_US, _COMBINING_BYTES_PER_US = 2.0, 4e6
 
 # Products of groups of fp32: operations each microsecond, in TF32 (about what benchmarks/results/nvidia-h200/
 # grouped.json has of 8 large groups) and at full precision; and microseconds of all launches of one group.
 _GROUP_TF32_PER_US, _GROUP_FP32_PER_US = 4e8, 5e7
 _GROUP_US = 10.0
-# A loop over groups copies each group's weights, which a batch of products takes from where they lie. But rows are
-# copied, and results made, for every group: so many numbers there may be, or one for so many of the weights.
+# When XLA computes products of groups as one batch. A batch reads weights where they lie, and a loop over groups copies
+# them. But a batch holds a copy of all rows, and their results, for every group: at most _MOST_COPIES numbers, or one
+# number for every _WEIGHTS_OF_A_COPY weights.
 _MOST_COPIES = 1 << 24
 _WEIGHTS_OF_A_COPY = 4
 
-# At which part of a memory's bandwidth XLA makes the parts of fp32 numbers and adds their results up, and microseconds
-# of all these launches.
+# XLA makes the parts of fp32 numbers, and adds up the results of parts, at this share of memory's bandwidth. All these
+# launches take so many microseconds.
 _PARTS_BANDWIDTH = 0.75
 _PARTS_US = 15.0
 
 
 def microseconds(problem: Problem) -> float | None:
-    """The time that XLA's product should take, with its activation; None where it is not modelled.
+    """The time that XLA's product should take, with its activation; None if it is not modelled.
 
-    Modelled are products whose operands have unaligned rows: of 16-bit types, and of fp32 at full precision, except for
-    single ones of few tiles, whose sums XLA may split. Of aligned rows XLA's product is cuBLAS's, which has many
-    kernels.
+    Modelled are products with unaligned rows of an operand: of 16-bit types, and of fp32 at full precision. Single fp32
+    products of few tiles are not modelled, since XLA may split their sums; nor are products of aligned rows, for which
+    cuBLAS has many kernels.
     """
     if not unaligned(problem):
         return None
@@ -103,14 +104,15 @@ def fp32_microseconds(problem: Problem) -> float:
 
 
 def unaligned(problem: Problem, pitch_bytes: int = PITCH_BYTES) -> bool:
-    """Whether rows of an operand are no multiple of so many bytes."""
+    """Whether rows of an operand are no multiple of ``pitch_bytes``."""
     return any(x.ld * _itemsize(problem) % pitch_bytes for x in (problem.a, problem.b))
 
 
 def batch_copies_microseconds(problem: Problem) -> float:
-    """The time that XLA should take to copy operands before a batch: those whose two levels do not make one stride.
+    """The time that XLA should take to copy operands before a batch of products.
 
-    XLA's batches have one stride. The heads of attention that lie between its rows are an example of two.
+    XLA's batches have one stride, so it copies operands whose two levels of the batch do not make one: such as heads of
+    attention that lie between rows.
     """
     outer, inner = problem.batch
     total = 0.0
@@ -122,15 +124,15 @@ def batch_copies_microseconds(problem: Problem) -> float:
 
 
 def combining_microseconds(problem: Problem) -> float:
-    """The time that it should take to make a gated pair's result of its two products."""
+    """The time that XLA should take to make a gated pair's result of its two products."""
     results = problem.m * problem.n * np.dtype(jnp.dtype(problem.dtypes[2])).itemsize
     return _COMBINING_US + 3 * results / _COMBINING_BYTES_PER_US  # two are read and one is written
 
 
 def dense_microseconds(problem: Problem, device: Device, *, full: bool = False) -> float | None:
-    """What XLA's dense products should take, of all rows by each group's weights; None where that is not modelled.
+    """The time that XLA's dense products should take, of all rows by each group's weights; None if it is not modelled.
 
-    ``full``: whether those of float32 are at full precision.
+    ``full``: whether products of float32 are at full precision.
     """
     if problem.dtypes[0] == "float32":
         return _float32_groups(problem, device, _GROUP_FP32_PER_US if full else _GROUP_TF32_PER_US)
@@ -139,13 +141,13 @@ def dense_microseconds(problem: Problem, device: Device, *, full: bool = False) 
 
 
 def together(outer: int, groups: int, m: int, k: int, n: int) -> bool:
-    """Whether a product of m rows with each of so many groups' weights is a batch, and no loop; ``outer`` of these."""
+    """Whether XLA multiplies m rows by each group's weights as a batch, not in a loop; ``outer`` such products."""
     copies = outer * groups * m * (k + n)
     return groups > 0 and copies <= max(_MOST_COPIES, groups * k * n // _WEIGHTS_OF_A_COPY)
 
 
 def parts_microseconds(moved: int, device: Device) -> float:
-    """The time that it should take to make parts of fp32 numbers and add their results up, where so many bytes move."""
+    """The time that XLA should take to make parts of fp32 numbers and add up results, if ``moved`` bytes move."""
     return _PARTS_US + moved / (_PARTS_BANDWIDTH * device.bytes_per_us)
 
 
@@ -186,7 +188,7 @@ def _unaligned_16bit(problem: Problem) -> float:
 
 
 def _float32_groups(problem: Problem, device: Device, per_us: float) -> float:
-    """A batch takes as long as memory or arithmetic; a loop over groups as both, and it copies weights first."""
+    """A batch takes the longer of memory and arithmetic; a loop over groups takes both, and copies weights first."""
     outer, groups = problem.batch
     m, n, k = problem.m, problem.n, problem.k
     multiply = 2 * m * n * k / per_us

@@ -87,16 +87,16 @@ class _Quantized(_Fused):
 
 
 class Dense(_Quantized, nn.Dense):
-    """``flax.linen.Dense`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
+    """``flax.linen.Dense`` with a fused bias, ``gemm``'s ``activation`` and ``kernel``, and ``quantize``."""
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """``activation(inputs @ kernel + bias)``, along the last axis."""
+        """``activation(inputs @ kernel + bias)``: of shape (..., k), (..., features)."""
         return _shared.finish(_dense(_seen(self), inputs), self.activation)
 
 
 class DenseGeneral(_Quantized, nn.DenseGeneral):
-    """``flax.linen.DenseGeneral`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
+    """``flax.linen.DenseGeneral`` with a fused bias, ``gemm``'s ``activation`` and ``kernel``, and ``quantize``."""
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:

@@ -42,15 +42,15 @@ class _Quantized(_Fused):
 
 
 class Linear(_Quantized, nnx.Linear):
-    """``flax.nnx.Linear`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
+    """``flax.nnx.Linear`` with a fused bias, ``gemm``'s ``activation`` and ``kernel``, and ``quantize``."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
-        """``activation(inputs @ kernel + bias)``, along the last axis."""
+        """``activation(inputs @ kernel + bias)``: of shape (..., in_features), (..., out_features)."""
         return _shared.finish(nnx.Linear.__call__(_seen(self), inputs, out_sharding), self.activation)
 
 
 class LinearGeneral(_Quantized, nnx.LinearGeneral):
-    """``flax.nnx.LinearGeneral`` with a fused bias, and ``activation`` and ``kernel`` of :func:`jaxgemm.gemm`."""
+    """``flax.nnx.LinearGeneral`` with a fused bias, ``gemm``'s ``activation`` and ``kernel``, and ``quantize``."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """``activation(inputs · kernel + bias)``, along the axes ``axis``."""
@@ -177,6 +177,11 @@ class Quantized(nnx.Variable[jax.Array]):
 def _weights(layer: Any) -> _quantized.Weights:
     """The values of a quantized layer, and their scales."""
     if isinstance(layer.kernel, Quantized):
+        if layer.kernel[...].dtype.itemsize > 1:
+            raise ValueError(
+                f"{type(layer).__name__}: kernel is {layer.kernel[...].dtype}, but was quantized: load weights before "
+                "jaxgemm.flax.nnx.quantize"
+            )
         return _quantized.Weights(layer.kernel[...], layer.kernel_scale[...])
     return _quantized.quantized(layer, layer.kernel[...])
 
@@ -192,10 +197,17 @@ def quantize(model: nnx.Module) -> nnx.Module:
 
     Returns:
         The model.
+
+    Raises:
+        ValueError: the model has no such layer.
     """
+    found = False
     for _, module in nnx.iter_modules(model):
         layer: Any = module if isinstance(module, _Quantized) and module.quantize is not None else None
+        found = found or layer is not None
         if layer is not None and not isinstance(layer.kernel, Quantized):
             weights = _weights(layer)
             layer.kernel, layer.kernel_scale = Quantized(weights.values), Quantized(weights.scales)
+    if not found:
+        raise ValueError("quantize: the model has no layer of jaxgemm.flax.nnx that was made with quantize=")
     return model

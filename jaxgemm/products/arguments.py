@@ -54,10 +54,10 @@ def promoted(name: str, values: Sequence[ArrayLike]) -> tuple[list[jax.Array], b
 
 
 def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tuple[jax.Array, jax.Array]:
-    """Both operands in one type, as kernels take them; unchanged where they stay apart, or jnp promotes them to none.
+    """Both operands in one type, as kernels take them; unchanged if they stay apart or jnp promotes them to no type.
 
-    The type is what jnp promotes both and ``out``, the result's type if given, to. Without it, an int32 beside a
-    bfloat16 would be rounded to bfloat16, where ``lax.dot_general`` into float32 multiplies it in float32.
+    It is the type that jnp promotes both operands and ``out``, the result's type if given, to. Without ``out``, an
+    int32 beside a bfloat16 would be rounded to bfloat16, but ``lax.dot_general`` into float32 multiplies it in float32.
     """
     common = dtypes.common(x.dtype, y.dtype)
     if common is None or dtypes.stay_apart(x.dtype, y.dtype):
@@ -67,10 +67,10 @@ def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tupl
 
 
 def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The array in a type, and not weakly; itself if it is so already.
+    """The array in a type, and not weakly; the array itself if it has that type already.
 
-    JAX converts an array that is differentiated as it runs even then, and ``jax.debug_nans`` looks at the result, also
-    where a product of groups never reads it.
+    JAX would convert it even then if it is differentiated as it runs, and ``jax.debug_nans`` would look at all of the
+    result, also at parts that a product of groups never reads.
     """
     done = isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type
     return x if done else lax.convert_element_type(x, dtype)
@@ -114,8 +114,8 @@ def result_dtype(given: DTypeLike | None, operand: np.dtype) -> np.dtype:
 def static_scaling(name: str, value: ArrayLike, accumulator: np.dtype, out: np.dtype) -> float | None:
     """The value if it is a number that can be part of the program; None if it is an array.
 
-    It is rounded to the accumulator's type, in which kernels apply it, so that every path applies the same one. ``out``
-    is the result's type.
+    The number is rounded to the accumulator's type, in which kernels apply it, so that every path applies the same
+    number. ``out`` is the result's type.
     """
     if value is None or isinstance(value, (bool, str)):
         raise TypeError(f"gemm: {name} must be a real number or a scalar array, got {value!r}")
@@ -186,7 +186,7 @@ def broadcast(c: ArrayLike, shape: tuple[int, ...], out: np.dtype) -> jax.Array:
 
 
 def as_bias(function: str, bias: ArrayLike, shape: tuple[int, ...], meaning: str, out: np.dtype) -> jax.Array:
-    """``bias`` as an array for a result of type ``out``; ValueError, with the shape's meaning, if it has another."""
+    """``bias`` as an array for a result of type ``out``; ValueError, with ``meaning``, if its shape is another."""
     array = as_array("bias", bias)
     same_kind("bias", array, out, function)
     unmixed(array, out)
@@ -196,14 +196,14 @@ def as_bias(function: str, bias: ArrayLike, shape: tuple[int, ...], meaning: str
 
 
 def check_activation(function: str, activation: str | None) -> None:
-    """ValueError, in the name of the function or layer that was given it, for an activation that there is not."""
+    """ValueError, in the name of the function or layer that was given it, for an activation that does not exist."""
     if activation is not None and activation not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
         raise ValueError(f"{function}: activation: got {activation!r}, expected None or one of {names}")
 
 
 def check_activation_of(function: str, activation: str | None, out: np.dtype) -> None:
-    """ValueError for an activation that there is not, or that a result of this type does not take."""
+    """ValueError for an activation that does not exist, or that a result of this type does not take."""
     check_activation(function, activation)
     if activation not in (None, "relu") and jnp.issubdtype(out, jnp.integer):
         raise ValueError(f"{function}: activation {activation!r} of an integer product; integers take relu only")
@@ -224,8 +224,9 @@ def float_operands(function: str, **named: ArrayLike) -> tuple[list[jax.Array], 
     dtype = jnp.result_type(*arrays)
     if not jnp.issubdtype(dtype, jnp.floating):
         names = ", ".join(x.dtype.name for x in arrays)
-        raise TypeError(f"{function}: expected floating-point operands, got {names}")
-    # Without weakness, which composed products lose.
+        hint = "; those of 8 bits need scales" if function == "gated_gemm" and "int8" in names else ""
+        raise TypeError(f"{function}: expected floating-point operands, got {names}{hint}")
+    # Not weakly typed: composed products would lose that.
     return [_as(x, dtype) for x in arrays], all(map(gives_way, arrays))
 
 
@@ -238,7 +239,7 @@ def float_result(name: str, given: DTypeLike | None, operands: np.dtype) -> np.d
 
 
 def check_kernel(kernel: str, batch_invariant: bool = False, *, products: str = "product does") -> None:
-    """ValueError for a kernel that there is not, or for XLA's ``products`` where they are to be batch-invariant."""
+    """ValueError for a kernel that does not exist, or if XLA's ``products`` are asked to be batch-invariant."""
     if kernel not in ("auto", "xla"):
         find_kernel(kernel)
     if kernel == "xla" and batch_invariant:
@@ -249,7 +250,7 @@ def option_pairs(kernel: str, given: dict[str, Any], function: str = "gemm") -> 
     """The options as sorted (name, value) pairs; a tuple value is spread over options named ``tile_m`` etc.
 
     Raises:
-        TypeError, ValueError: the kernel has no such options. The message names ``function``, which was given them.
+        TypeError, ValueError: the kernel has no such options. The message names ``function``, to which they were given.
     """
     if not given:
         return ()
@@ -267,7 +268,7 @@ def option_pairs(kernel: str, given: dict[str, Any], function: str = "gemm") -> 
             pairs.update(zip(names, value, strict=True))
         else:
             pairs[name] = value
-    configuration(row, tuple(pairs.items()))  # whether it has them
+    configuration(row, tuple(pairs.items()))  # raises if the kernel lacks an option
     for name, value in pairs.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{function}: option {name} must be an integer, got {value!r}")

@@ -1,4 +1,4 @@
-"""How the axes of a ``dot_general`` change: with one more that is mapped, and where its cotangents are products."""
+"""How the axes of a ``dot_general`` change: with a mapped axis, and in the products that are its cotangents."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def free(rank: int, contract: Axes, batch: Axes) -> Axes:
 def batched(
     axis_data: Any, params: dict[str, Any], lhs: Any, rhs: Any, lhs_bdim: int | None, rhs_bdim: int | None
 ) -> tuple[dict[str, Any], int]:
-    """Parameters with the axis that is mapped, and where that axis comes out.
+    """Parameters with the mapped axis, and the place of that axis in the result.
 
-    It is a batch axis of both operands, or a free axis of the one that has it, so that the other one is read once.
+    The mapped axis is a batch axis if both operands have it. Else it is a free axis of the operand that has it, so that
+    the other operand is read once.
     """
 
     def bump(axes: Axes, at: int | None) -> Axes:
@@ -58,12 +59,12 @@ def at_axis(x: jax.Array, bdim: int | None, axis: int, size: int) -> jax.Array:
 def cotangent(side: int, x: Any, y_rank: int, dims: DimensionNumbers) -> tuple[DimensionNumbers, Axes, Any]:
     """The product that is the cotangent of an operand, up to a transposition.
 
-    That of lhs, of ``side`` 0, is a product of the result's cotangent with rhs; that of rhs one of lhs with it. ``x``
-    is the operand's type, and ``y_rank`` the other's rank.
+    lhs (``side`` 0) has the product of the result's cotangent with rhs; rhs (1) has the product of lhs with the
+    result's cotangent. ``x`` is the operand's type, and ``y_rank`` the other operand's rank.
 
     Returns:
-        Its dimension numbers, which axis of the operand each of its axes is, and what it must be sharded as so that its
-        transposition is sharded as the operand is.
+        The product's dimension numbers; for each axis of the product, the axis of the operand that it is; and the
+        product's sharding, with which its transposition is sharded as the operand is.
     """
     (contracts, batches), other = dims, 1 - side
     x_contract, y_contract, x_batch, y_batch = contracts[side], contracts[other], batches[side], batches[other]

@@ -1,4 +1,4 @@
-"""The call of a kernel: one custom call, whose target says of which kind of product it is."""
+"""The call of a kernel: one custom call, whose target depends on the kind of product."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET,
 from jaxgemm.choice.resolve import Choice
 from jaxgemm.problem import Problem
 
-#: Workspaces are so many bytes, or a multiple.
+#: The size of a workspace is a multiple of so many bytes.
 _ALIGNMENT = 256
 
 
 def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Sequence[jax.Array]) -> jax.Array:
-    """The problem by the chosen kernel, a result of this shape.
+    """The result of the problem, of this shape, by the chosen kernel.
 
     Operands are a, b[, b_up][, sizes, offset][, c][, bias][, a_scale][, b_scale].
     """
@@ -31,7 +31,7 @@ def call(choice: Choice, problem: Problem, shape: tuple[int, ...], operands: Seq
 
 
 def call_list(choice: Choice, problems: Sequence[Problem], operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Several problems in one call, a result of shape (m, n) each. Operands are all a, then all b."""
+    """The results of several problems, of shape (m, n) each, by one call. Operands are all a, then all b."""
     assert choice.kernel is not None
     asked = [replace(problem, arithmetic=choice.arithmetic) for problem in problems]
     attributes = wire.many_attributes(choice.kernel.name, choice.config, asked)

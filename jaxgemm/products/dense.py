@@ -1,7 +1,7 @@
 """Dense products: ``lax.dot_general`` with an epilogue.
 
 Operands are ``lhs, rhs[, c][, bias]``, the result ``activation(alpha * dot_general(lhs, rhs) + beta * c + bias)``.
-Differentiation reduces it to bilinear instances of itself and jnp code.
+Its derivatives are dense products without an epilogue, and jnp code.
 
 Parameters, besides those of every kind:
 
@@ -63,7 +63,7 @@ def bind(
     batch_invariant: bool = False,
     strict: bool = True,
 ) -> jax.Array:
-    """The product of checked operands, ``dims`` as ``lax.dot_general`` takes them."""
+    """The product of checked operands. ``dims`` are as ``lax.dot_general`` takes them."""
     check_kernel(kernel, batch_invariant)
     if lhs.dtype != rhs.dtype and (kernel not in ("auto", "xla") or batch_invariant):
         lhs, rhs = of_one_type(lhs, rhs, np.dtype(out))
@@ -99,7 +99,7 @@ def _activated(params: Params) -> tuple[str, Params] | None:
 
 
 def _addends(tangents: Sequence[Any], out: jax.Array, params: Params) -> list[jax.Array]:
-    """What the tangents of c and bias, as far as they are there and not zero, add to that of the result."""
+    """What the tangents of c and bias add to the result's tangent, if there are any and they are not zero."""
     terms = []
     epilogue: Epilogue = params["epilogue"]
     dc, dbias = epilogue.c_and_bias(tangents[2:])
@@ -121,7 +121,7 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence
     dims, order, sharding = axes.cotangent(side, x.aval, np.ndim(y), params["dimension_numbers"])
     wanted = np.dtype(x.aval.dtype)
     common = dtypes.common(ct.dtype, y.dtype)
-    # Types that no kernel has, and those that an algorithm rules, stay as lax has them.
+    # Types that no kernel has, and types in a product with a named algorithm, are those that lax would have.
     as_lax = common is None or prec.is_algorithm(params["precision"]) or not {common, wanted} <= _OURS
     if common is not None and not as_lax:
         ct, y = lax.convert_element_type(ct, common), lax.convert_element_type(y, common)
@@ -143,8 +143,8 @@ def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, 
         return gemm_p.bind(lhs, rhs, **params), out_bdim
     c, bias = epilogue.c_and_bias(extra)
     c_bdim, bias_bdim = epilogue.c_and_bias(extra_bdims)
-    # The epilogue stays fused where the mapped axis is one of rows, or a batch, that share one bias. Elsewhere it is
-    # composed in jnp, with the new axis first everywhere, so that c and bias line up with the result.
+    # The epilogue stays fused if the mapped axis is an axis of rows, or a batch, with one bias for all. Otherwise jnp
+    # computes the epilogue, with the mapped axis first everywhere, so that c and bias line up with the result.
     if bias_bdim is None and lhs_bdim is not None:
         params, out_bdim = axes.batched(axis_data, params, lhs, rhs, lhs_bdim, rhs_bdim)
         if c is not None:
@@ -173,7 +173,8 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     """The decision for operands ``avals``, anything with shape and dtype.
 
     A kernel that cannot apply the epilogue or write the result's type is asked for ``alpha * product`` in the
-    accumulator's type, and jnp does the rest. A result that the accumulator cannot hold, the kernel must write itself.
+    accumulator's type, and jnp does the rest. If the accumulator's type cannot hold the result, the kernel must write
+    the result itself.
 
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the product either way.
@@ -199,7 +200,7 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
         except UnsupportedError as error:
             refusal = refusal or error
             continue
-        # What is XLA's is left whole.
+        # XLA computes a product whole, with its epilogue.
         if found.choice.kernel is not None or params["kernel"] in ("auto", "xla"):
             return found
     if found is None:
@@ -209,12 +210,12 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
 
 
 def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:
-    """The refusal, and where the kernel's sums could not become the result either, that they cannot and why."""
+    """The refusal; if the kernel's sums could not become the result either, it says so, and why."""
     types = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
     sums = dtypes.accumulator(dtypes.product(*types))
     if dtypes.summed(*types, out) == sums:
         return refusal
-    return UnsupportedError(f"{refusal}; kernels sum these in {sums.name}, and {out.name} holds what that does not")
+    return UnsupportedError(f"{refusal}; kernels sum these in {sums.name}, which cannot hold every {out.name}")
 
 
 def _fuses(epilogue: Epilogue, view: Plan, extra: Sequence[Any], out: np.dtype) -> bool:
@@ -279,7 +280,7 @@ def _describe(
 
 
 def _among_devices(params: Params) -> Params:
-    """A kernel has a block for every tile, where it has that option: others wait for a collective's to end."""
+    """A kernel that has the option gets a block for every tile: resident blocks would wait for a collective to end."""
     kernel = params["kernel"]
     auto = kernel == "auto" and not params["batch_invariant"]
     if not auto and (kernel in ("auto", "xla") or "grid" not in find_kernel(kernel).options):
@@ -290,9 +291,10 @@ def _among_devices(params: Params) -> Params:
 def _division(
     local: Local, avals: Sequence[Any], params: Params, platform: str, decision: Decision, count: int, out: Any
 ) -> Division | None:
-    """None where XLA computes the product on every device, unless its sums may be of a wrong length there.
+    """None if XLA computes the product on every device, unless sums on a device may be of a wrong length for XLA.
 
-    Where shardings are types, each device's part is known, and decided for; elsewhere XLA's partitioner asks ``local``.
+    If shardings are part of types, each device's part is known, and decided for. Otherwise XLA's partitioner calls
+    ``local``, which decides.
     """
     lhs, rhs = avals[:2]
     padded = count > 1 and padding(platform, lhs, rhs, params["dimension_numbers"], parts=count) is not None
@@ -309,14 +311,14 @@ def _divided(local: Local, avals: Sequence[Any], params: Params) -> Division:
     names = factors.operands(params["epilogue"])
 
     def specs(plan: Assignment) -> list[PartitionSpec]:
-        out = plan.out_spec()  # c and bias are added to the sum, and so sharded as the result is
+        out = plan.out_spec()  # c and bias are sharded as the result is, since they are added to whole sums
         return [*map(plan.spec, names[:2]), *(PartitionSpec(*out[len(out) - len(n) :]) for n in names[2:])]
 
     return Division(factors, names, specs, partial(local, **params), partial(_on_shards, local, params))
 
 
 def _part(avals: Sequence[Any], params: Params, out: Any) -> tuple[list[Any], Params]:
-    """The operands' types on one device, and the parameters there, where these types say how they are sharded."""
+    """The operands' types and the parameters on one device, from types that say how operands are sharded."""
     mesh = out.sharding.mesh
     divided = _divided(_launch, avals, params)
     plan = divided.plan(mesh, avals[0], avals[1], out)
@@ -328,7 +330,7 @@ def _part(avals: Sequence[Any], params: Params, out: Any) -> tuple[list[Any], Pa
 
 
 def _on_shards(local: Local, params: Params, plan: Assignment, *operands: jax.Array) -> jax.Array:
-    """The product of one device's shards, then what adds the devices' partial sums up, then the epilogue."""
+    """The product of one device's shards, then the sum over the devices' parts, then the epilogue."""
     epilogue: Epilogue = params["epilogue"]
     params = dict(params, out_sharding=None)
     if not plan.is_partial():

@@ -1,12 +1,13 @@
 """Derivatives of products, forward, backward and in Taylor mode, from what their kind says of them.
 
-Each is made of products of the same kind and jnp code, so that derivatives of every order exist. The derivative of a
-product with an activation needs the activation's argument, which a kernel does not keep. It is kept in the result's
-type, as it would be without fusion: wider, it would take as much memory again, and make the products of the backward
-pass wider as well.
+A derivative is made of products of the same kind and jnp code, so that derivatives of every order exist. The derivative
+of a product with an activation needs the activation's argument, which a kernel does not keep. The argument is computed
+again and kept in the result's type, as it would be without fusion. A wider type would take twice the memory, and make
+the products of the backward pass wider as well.
 
 In Taylor mode (``jax.experimental.jet``) a series is the primal value and, for each order, a coefficient without the
-factorial. A product's is the Cauchy product of its operands', and an activation's is what jet makes of jnp's.
+factorial. A product has the Cauchy product of its operands' series. An activation has the series that jet makes of
+jnp's function.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Series = tuple[Any, Any]
 
 
 def of_composition(narrow: Callable[..., Any], primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    """The derivative of a product as what it is composed of."""
+    """The derivative of a product, as that of the products and jnp code that it is composed of."""
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
     def function(*given: jax.Array) -> Any:
@@ -114,7 +115,7 @@ def series_of(function: Callable[..., jax.Array], *operands: Series) -> Series:
 
 
 def activated(name: str | None, dtype: np.dtype, z: Series) -> Series:
-    """The series of an activation; without one it stays."""
+    """The series of an activation of ``z``; without an activation, ``z``."""
     if name is None:
         return z
     function = ACTIVATIONS[name].plain or ACTIVATIONS[name]
@@ -130,5 +131,5 @@ def _listed(primitive: Primitive, results: Any) -> list[jax.Array]:
 
 
 def total(terms: Sequence[Any], out: jax.Array) -> Any:
-    """The tangent of ``out`` that these add up to; without any it is zero."""
+    """The tangent of ``out``: the sum of the terms, and zero if there are none."""
     return reduce(ad.add_tangents, terms) if terms else ad.Zero(jax.typeof(out).to_tangent_aval())

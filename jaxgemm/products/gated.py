@@ -1,11 +1,11 @@
 """``gated_gemm``: the pair of products of a gated layer, ``activation(x w_gate) * (x w_up)``.
 
 On Hopper it is one launch, which writes the result and nothing else, unless two products are expected to take less
-time. Everywhere else, in programs on several devices, and for derivatives, it is composed of two ordinary products, so
-that JAX can do with it whatever it can do with those.
+time. Elsewhere, in programs on several devices, and for derivatives, it is composed of two ordinary products, which JAX
+can transform in every way.
 
-Operands are x (..., k), w_gate (k, n), w_up (k, n); a parameter beside those of every kind is ``activation``, a name or
-None.
+Operands are x (..., k), w_gate (k, n), w_up (k, n). The one parameter besides those of every kind is ``activation``, a
+name or None.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def gated_gemm(
     kernel: str = "auto",
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """``activation(x @ w_gate) * (x @ w_up)``, in one launch where a kernel has that form.
+    """``activation(x @ w_gate) * (x @ w_up)``, in one launch if a kernel has a gated form.
 
     Args:
         x: shape (..., k).
@@ -67,16 +67,16 @@ def gated_gemm(
         w_up: shape (k, n).
         activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
         x_scale: float32, for operands of 8 bits, as ``a_scale`` of :func:`jaxgemm.gemm`: of shape () or (..., 1). With
-            scales these are two products, each scaled in its launch.
-        gate_scale, up_scale: the same of the weights, as ``b_scale``: of shape () or (1, n).
+            scales the pair is two products, each scaled in its launch.
+        gate_scale, up_scale: the same for the weights, as ``b_scale``: of shape () or (1, n).
         out_dtype: type of the result; by default that of the promoted operands, float32 with scales. Sums, the
-            activation and the multiplication are in the accumulator's type, rounded once; but products that XLA
-            computes, that are divided over several devices, or have scales, are rounded to the result's type first, as
-            in jnp.
+            activation and the multiplication are in the accumulator's type, and the result is rounded once. Products
+            that XLA computes, that are divided over several devices, or that have scales are rounded to the result's
+            type before they are multiplied, as in jnp.
         precision: of both products, as for :func:`jaxgemm.gemm`.
         kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a gated form computes the
             two products, and jnp the rest.
-        batch_invariant: as for :func:`jaxgemm.gemm`. Each of the two products is by itself then.
+        batch_invariant: as for :func:`jaxgemm.gemm`. The two products are then computed apart.
 
     Returns:
         Shape (..., n).
@@ -114,7 +114,7 @@ def _check_shapes(x: jax.Array, gate: jax.Array, up: jax.Array) -> None:
 def _scaled_pair(
     x: ArrayLike, x_scale: ArrayLike | None, weights: Sequence[Any], out: np.dtype, how: dict[str, Any]
 ) -> jax.Array:
-    """The pair of 8 bits, whose ``weights`` are (w, scale, activation) each: two products, scaled and rounded each."""
+    """The pair of 8 bits, as two products, each scaled and rounded. ``weights``: (w, scale, activation) of each."""
     a = as_array("gated_gemm: x", x)
     arrays = [as_array(f"gated_gemm: {name}", w) for name, (w, *_) in zip(("w_gate", "w_up"), weights, strict=True)]
     _check_shapes(a, *arrays)
@@ -140,15 +140,15 @@ def _abstract(x: Any, gate: Any, _up: Any, **params: Any) -> Any:
 
 
 def _product(x: jax.Array, w: jax.Array, *, dtype: np.dtype, params: Params) -> jax.Array:
-    """One product of the pair, in this type."""
+    """One product of the pair, with a result of type ``dtype``."""
     how = {name: params[name] for name in ("kernel", "batch_invariant")}
     return dense.bind(x, w, (), _dims(x), params["precision"], dtype, Epilogue(), **how)
 
 
 def compose(x: jax.Array, gate: jax.Array, up: jax.Array, *, narrow: bool = False, **params: Any) -> jax.Array:
-    """The same, composed of two products; with ``narrow`` both are in the result's type, whoever computes them.
+    """The same result, composed of two products.
 
-    ``Kind.narrow`` says where, and why.
+    With ``narrow`` both products are in the result's type, whoever computes them; see ``Kind.narrow``.
     """
     out = params["preferred_element_type"]
     dtype = out if narrow else composed_type(Epilogue(), (x, gate), out, by_xla=may_be_xlas(params))
@@ -171,7 +171,7 @@ def _taylor(primals: Sequence[jax.Array], series: Sequence[Terms], **params: Any
 
 
 def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
-    """The kernel that computes both products in one launch, or no kernel where they are composed, and why.
+    """The kernel that computes both products in one launch, or no kernel if the pair is composed; and why.
 
     Raises:
         UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
@@ -186,7 +186,7 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
 
 
 def problem_of(x: Any, gate: Any, params: Params) -> Problem:
-    """What one launch is asked for."""
+    """The problem that one launch computes."""
     k, n = gate.shape
     return Problem(
         m=prod(x.shape[:-1]),

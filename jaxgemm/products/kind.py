@@ -1,10 +1,11 @@
 """What a kind of product is: a :class:`Kind` states it, and everything else reads that statement.
 
-There are dense products, gated pairs, lists of products, products of groups of rows, and these with what follows them.
-A module for each holds what is its own: the shape of the result, the problem that a kernel is asked for, the call of a
-kernel, the same made of other products, how it is divided over devices, what its derivatives are products of.
+There are dense products, scaled products, gated pairs, lists of products, products of groups of rows, and products of
+groups with what follows them. Each kind has a module, which holds what is the kind's own: the shape of the result, the
+problem that a kernel computes, the call of a kernel, the composition of other products, how the product is divided over
+devices, which products its derivatives are.
 
-What all have in common is written once, for any kind:
+What all kinds have in common is written once:
 
 ======================  ============================================================================================
 register.py             creates JAX's primitive, defines its rules, and lowers it under one policy of devices
@@ -14,15 +15,15 @@ override.py             what a kernel by name can compute
 checkpoint_policies.py  which products ``jax.checkpoint`` keeps
 ======================  ============================================================================================
 
-A kind's functions take operands, or their types, and the primitive's parameters; those that are lowered take them as
-JAX hands them over, ``*operands, **params``. The parameters that all kinds have:
+A kind's functions take operands, or their types, and the primitive's parameters. Functions that are lowered take both
+as JAX hands them over, ``*operands, **params``. All kinds have these parameters:
 
     precision, preferred_element_type   as ``lax.dot_general`` has them
     kernel                              "auto", "xla", or a name
-    batch_invariant                     whether rows must not depend on other rows; left out where a kind has no such
-                                        form
-    strict                              whether the kernel was asked for of this very product, not of one that it is a
-                                        derivative of; left out where it always was
+    batch_invariant                     whether rows must not depend on other rows; left out if the kind cannot promise
+                                        it
+    strict                              whether the kernel was asked for this very product, not for one of which it is a
+                                        derivative; left out if it is always so
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Decision:
 
     Attributes:
         choice: the kernel, or XLA.
-        problem: what the kernel is asked for, first if there are several calls; None if no kernel could be asked.
-        view: how a dense product lies in memory; None with ``problem``.
+        problem: the problem that the kernel computes, in the first of several calls; None if no kernel can be asked.
+        view: how a dense product lies in memory; None for other kinds, and if ``problem`` is None.
     """
 
     choice: Choice
@@ -67,11 +68,11 @@ class Linear:
     Attributes:
         pairs: (operands) -> both operands of each product.
         bind: (pairs, operands, params) -> the results of these products, with the other operands as they are.
-        derived: (params) -> those of the products that make up a derivative.
+        derived: (params) -> the parameters of the products that make up a derivative.
         cotangents: (side, [(cotangent, known, unknown), ...], operands, params) -> the cotangents of the operands on
-            that side, 0 or 1, of products whose results have these cotangents.
+            side 0 or 1 of products whose results have these cotangents.
         addends: (tangents, result, params) -> what the other operands' tangents add to the result's.
-        activated: (params) -> the activation that is applied to the product, and parameters without it; None: none is.
+        activated: (params) -> the activation that is applied to the product, and parameters without it; or None.
     """
 
     pairs: Callable[[Sequence[Any]], list[tuple[Any, Any]]]
@@ -82,7 +83,7 @@ class Linear:
     activated: Callable[[Params], tuple[str, Params] | None] = lambda _: None
 
 
-#: Why a kernel that is asked for by name does not run where XLA divides the program and no rule of ours is asked.
+#: Why a kernel asked for by name does not run if XLA divides the program without asking a rule of ours.
 XLA_DIVIDES = (
     " {place}: XLA divides this program over several devices by itself, and it cannot divide a kernel's call; map over "
     "all of the mesh's axes, or leave the product to kernel 'auto' or 'xla'"
@@ -95,36 +96,39 @@ class Kind:
 
     Attributes:
         name: of its primitive.
-        several: whether it has several results, and so a list of them.
+        several: whether the primitive has several results, as a list.
         abstract: (types, params) -> the result's type, and effects.
-        decide: (platform, types, params) -> what computes it on one device; raises UnsupportedError where a kernel
-            that is asked for by name cannot. None: it is always composed. Callers take ``decided``.
+        decide: (platform, types, params) -> what computes the product on one device; raises UnsupportedError if a
+            kernel asked for by name cannot. None: the kind is always composed. Callers call ``decided``.
         launch: (decision, operands, params) -> the result by the kernel that was decided for.
-        by_xla: (platform, parts, operands, params) -> the result by XLA's products, which XLA may divide over so many
-            devices afterwards; None: there are none for this kind, and it is composed.
-        compose: (operands, params) -> the same made of other kinds of product; None: it is made of none.
-        narrow: the same with products as wide as they are in jnp, whoever computes them: those that are kept for a
-            derivative (wider, they would take twice the memory, and make the products of the backward pass as wide),
-            and those of which several devices may add up parts. None: as ``compose``.
-        among_devices: (params) -> those of a product in a program over several devices; None: they stay.
-        division: (local, types, params, platform=, decision=, count=, out=) -> how ``local``, which computes it on one
-            device, is divided over ``count``, where the result has type ``out``; None: XLA divides what it computes.
-            Without such a function it is composed.
-        part: (types, params, out) -> types of the operands on one device, and parameters, where the types say how they
-            are sharded, as ``out``, the result's, does; None: what each device has is not known before it is divided.
-        refusal: what is said, after its name, of a kernel that cannot be divided; None: it is composed then.
-        linear: as what it is differentiated; None: as what it is composed of.
-        jvp, transpose, taylor: rules of its own where neither is so.
-        batch: (axis_data, operands, axes, params) -> the product mapped along these axes, and where they come out; None
-            where what it is composed of is mapped.
-        read_through: (orders, types, params) -> which operands to take before they are transposed in these orders,
-            types of all then, and parameters; None: it takes operands as they are.
-        dimensions: (types, params) -> dimension numbers of the product of its first two operands, as which a policy
-            of ``jax.checkpoint`` sees it; None: it sees none.
+        by_xla: (platform, parts, operands, params) -> the result by XLA's products, which XLA may divide over ``parts``
+            devices afterwards; None: XLA has no such product, and the kind is composed.
+        compose: (operands, params) -> the same result made of other kinds of product; None: there is no composition.
+        narrow: as ``compose``, with products as wide as in jnp, whoever computes them. It is for derivatives, which
+            keep the products (wider ones would take twice the memory, and make the products of the backward pass as
+            wide), and for products of which several devices may add up parts. None: ``compose`` serves.
+        among_devices: (params) -> the parameters in a program over several devices; None: they are the same.
+        division: (local, types, params, platform=, decision=, count=, out=) -> how ``local``, which computes the
+            product on one device, is divided over ``count`` devices for a result of type ``out``; or None, if XLA is to
+            divide its own product. Without this function the kind is composed.
+        part: (types, params, out) -> types of the operands and parameters on one device, from types that say how
+            operands and the result (``out``) are sharded; None: a device's part is not known before the product is
+            divided.
+        refusal: the message, after a kernel's name, if the kernel's product cannot be divided; None: the kind is
+            composed then.
+        linear: how the kind is differentiated as a product; None: its composition is differentiated.
+        jvp, transpose, taylor: the kind's own rules, if neither ``linear`` nor ``narrow`` gives them.
+        batch: (axis_data, operands, axes, params) -> the product mapped along these axes, and the mapped axes of
+            results; or None, if the composition is to be mapped.
+        read_through: (orders, types, params) -> which operands to take before they are transposed in these orders, the
+            types of all operands then, and the parameters; None: the kind takes operands as they are.
+        dimensions: (types, params) -> dimension numbers of a product of the first two operands, as which a policy of
+            ``jax.checkpoint`` sees the kind; None: a policy sees no product.
         of_groups: whether it is a product of groups, which JAX's own policies do not know.
-        describe: (operand types, params, decision, limits, types=, platform=) -> what ``explain`` says of it where one
-            call computes it, of operands with ``types`` before transpositions that are read through.
-        describe_composed: (products, decision, avals=, params=) -> what it says of what it is composed of.
+        describe: (operand types, params, decision, limits, types=, platform=) -> what ``explain`` says if one call
+            computes the product. ``types`` are those of operands before transpositions that are read through.
+        describe_composed: (products, decision, avals=, params=) -> what ``explain`` says of the products of the
+            composition.
     """
 
     name: str
@@ -153,11 +157,11 @@ class Kind:
     def decided(self, platform: str, types: Sequence[Any], params: Params) -> Decision:
         """What computes a product of operands with these types on one device.
 
-        A product that only a derivative needs takes the kernel that was asked for by name where that can compute it,
-        and else what "auto" takes.
+        A product that only a derivative needs takes the kernel asked for by name if that kernel can compute it, and
+        else what "auto" takes.
 
         Raises:
-            UnsupportedError: a kernel that is asked for by name cannot, or none can that is batch-invariant.
+            UnsupportedError: the kernel asked for by name cannot compute it, or no batch-invariant kernel can.
         """
         assert self.decide is not None
         try:
@@ -176,7 +180,7 @@ KINDS: dict[Primitive, Kind] = {}
 
 
 def wanted(params: Params) -> str:
-    """What is asked for that XLA's product would not be, for messages."""
+    """What is asked for and XLA's product cannot give, for messages."""
     return "batch_invariant" if params.get("batch_invariant") else f"kernel '{params['kernel']}'"
 
 
@@ -186,5 +190,5 @@ def by_name(params: Params) -> bool:
 
 
 def may_be_xlas(params: Params) -> bool:
-    """Whether XLA's product may be taken for this very one, and so what it is composed with may be as in jnp."""
+    """Whether XLA may compute the product; jnp code around it may then round as in jnp."""
     return params["kernel"] in ("auto", "xla") and not params.get("batch_invariant", False)

@@ -1,8 +1,8 @@
 """``grouped_gemm``: products of different shapes and one type, a result each, in as few launches as parameters hold.
 
-On Hopper 16-bit products share a launch. Everywhere else, and in programs on several devices, each is an ordinary
-product. The primitive's products are all ``a b``, ``a b^T`` or ``a^T b``, and the derivatives of each of these are of
-the same three forms, so that backward passes share launches as well.
+On Hopper 16-bit products share a launch. Elsewhere, and in programs on several devices, each is an ordinary product.
+The primitive's products are all ``a b``, all ``a b^T`` or all ``a^T b``. The derivatives of each form have one of the
+three forms again, so that backward passes share launches as well.
 
 Operands are a_0, a_1, ..., then b_0, b_1, ..., and there is a result for each pair. Parameters, besides those of every
 kind but ``batch_invariant``:
@@ -57,16 +57,16 @@ def grouped_gemm(
         b: as many arrays, of shapes (k_i, n_i). All arrays are promoted to one type, as jnp would add them up.
         precision: as ``jnp.matmul`` takes it.
         preferred_element_type: type of the results; by default that of the promoted operands.
-        kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel that has no form for many products
+        kernel: "auto", "xla", or a name out of :func:`jaxgemm.kernels`. A kernel without a form for many products
             computes one after the other, as every kernel does in a program that XLA divides over several devices.
         **kernel_options: options of a kernel by name, as for :func:`jaxgemm.gemm`.
 
     Returns:
-        Arrays of shapes (m_i, n_i). Those of products with k = 0 are zeros.
+        Arrays of shapes (m_i, n_i), which are zeros if k_i is 0.
 
     Raises:
         TypeError: an operand is no array of numbers or booleans.
-        ValueError: there are not as many of ``b`` as of ``a``, an array has not two axes, inner dimensions differ, or a
+        ValueError: ``a`` and ``b`` have not as many arrays, an array has not two axes, inner dimensions differ, or a
             name is wrong.
         UnsupportedError: a kernel asked for by name cannot run the products. Raised while the program is lowered.
     """
@@ -139,8 +139,8 @@ def _abstract(*operands: Any, **params: Any) -> Any:
 
 # --- Transformations ------------------------------------------------------------------------------------------
 
-#: The cotangent of a (side 0) or b (side 1), by which of the two is transposed: whether it is ct times the other
-#: operand or that times ct, and which of these is transposed.
+#: (whether a and b are transposed, 0 for the cotangent of a or 1 for that of b) -> the cotangent, a product of ct and
+#: the other operand: whether ct is the first factor, and whether the first and the second factor are transposed.
 _COTANGENTS: dict[tuple[tuple[bool, bool], int], tuple[bool, tuple[bool, bool]]] = {
     ((False, False), 0): (True, (False, True)),  # d = a b: da = ct b^T
     ((False, False), 1): (False, (True, False)),  # db = a^T ct
@@ -160,7 +160,7 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], _: Any, params: Pa
 
 
 def compose(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """The same, each a product by itself."""
+    """The same results, each by a product of its own."""
     return [_product(params, x, y) for x, y in _pairs(operands)]
 
 
@@ -170,7 +170,7 @@ def _product(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _batch(_: Any, args: Any, bdims: Any, params: Params) -> tuple[list[Any], list[int | None]]:
-    """What is mapped becomes an ordinary product each; the others stay together."""
+    """Each mapped product becomes an ordinary one; the others stay together."""
     pairs, axes = _pairs(args), _pairs(bdims)
     kept = [i for i, axis in enumerate(axes) if axis == (None, None)]
     outs = dict(zip(kept, _bind([pairs[i] for i in kept], **params), strict=True))
@@ -184,7 +184,7 @@ def _batch(_: Any, args: Any, bdims: Any, params: Params) -> tuple[list[Any], li
 
 
 def problems(operands: Sequence[Any], params: Params) -> list[Problem]:
-    """The problem of each product, for operands with shapes and types."""
+    """The problem of each product. Operands are anything with shapes and types."""
     ta, tb = params["transposed"]
     out = np.dtype(params["preferred_element_type"]).name
 
@@ -203,10 +203,10 @@ def multiplied(of: Sequence[Problem]) -> list[int]:
 
 
 def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
-    """The kernel that computes all products in as few launches as it can; no kernel where each is a product by itself.
+    """The kernel that computes all products in as few launches as it can; no kernel if each is a product by itself.
 
     Raises:
-        UnsupportedError: a kernel asked for by name has such a form, which cannot run these.
+        UnsupportedError: the kernel asked for by name has a form for many products, which cannot run these.
     """
     kernel, device = params["kernel"], device_for(platform)
     own: list[Problem] = []
@@ -222,7 +222,7 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
 
 
 def _resolve(row: Kernel, params: Params, own: Sequence[Problem], device: Device) -> Choice | str:
-    """The kernel for products that are not empty, or why it cannot run them."""
+    """The kernel for the products ``own``, none of which is empty, or why it cannot run them."""
     types = own[0].dtypes
     if row.platform != device.platform:
         return f"kernel '{row.name}' runs on {row.platform}, the program is for {device.platform}"

@@ -53,17 +53,26 @@ def quantize(x: ArrayLike, dtype: DTypeLike, scaling: str = "tensor") -> tuple[j
         ValueError: there is no such type or scaling, or x has no rows and columns.
     """
     array = as_array("quantize: x", x)
-    kind = np.dtype(jnp.dtype(dtype))
+    kind = _type_of(dtype)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"quantize: x must be of a floating-point type, got {array.dtype}")
-    if kind.name not in TYPES:
-        raise ValueError(f"quantize: dtype must be one of {', '.join(TYPES)}, got {kind.name}")
     if scaling not in _AXES:
         raise ValueError(f"quantize: scaling must be one of {', '.join(_AXES)}, got {scaling!r}")
     if scaling != "tensor" and array.ndim < 2:
         raise ValueError(f"quantize: scaling {scaling!r} is for shapes (..., m, n), got {array.shape}")
     values, scales = _quantized(array, kind, scaling)
     return values, scales
+
+
+def _type_of(dtype: DTypeLike) -> np.dtype:
+    try:
+        kind = np.dtype(jnp.dtype(dtype))
+    except TypeError:  # a name that nobody knows
+        kind = None
+    if kind is None or kind.name not in TYPES:
+        got = repr(dtype) if kind is None else kind.name
+        raise ValueError(f"quantize: dtype must be one of {', '.join(TYPES)}, got {got}")
+    return kind
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -2,13 +2,13 @@
 
 A program is lowered under one policy of devices, for every kind:
 
-- *One device*, also where a ``shard_map`` over all of the mesh's axes has divided the program already: the kernel that
-  is decided for, or what the kind is without one.
+- *One device*, also if a ``shard_map`` over all of the mesh's axes has divided the program already: the kernel that is
+  decided for, or what the kind is without a kernel.
 - *Shardings that are types*, and *operands that XLA's partitioner divides*: each device computes its part, as the
   kind's division says, and decides for itself.
-- *XLA divides by itself*, in a ``shard_map`` over some of the mesh's axes, and where the program is exported, as no
-  function of ours can be called when it is divided: XLA's products. A kernel asked for by name is refused. In such a
-  ``shard_map`` that holds where shardings are types too, but for products of groups, which are divided there.
+- *XLA divides by itself*, in a ``shard_map`` over some of the mesh's axes, and in an exported program: no function of
+  ours can be called when XLA divides. XLA computes the products, and a kernel asked for by name is refused. In such a
+  ``shard_map`` this holds also if shardings are types, except for products of groups, which are divided there.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def register(kind: Kind) -> Primitive:
     batching.fancy_primitive_batchers[primitive] = partial(_batch, primitive, kind)
 
     if kind.read_through:
-        # JAX lowers equal products once, to a function whose arguments do not show how they were made. So the rule that
-        # looks for transpositions is not cached, and that of a second primitive is; and only among cached rules does
-        # JAX choose by platform.
+        # With a cached rule, JAX lowers equal products once, to a function whose arguments do not show how they were
+        # made. So the rule that looks for transpositions is not cached. It binds a second primitive, whose rules are
+        # cached, and depend on the platform: JAX chooses by platform only among cached rules.
         inner = _primitive(kind, "jaxgemm_products" if kind.several else "jaxgemm_product")
         mlir.register_lowering(primitive, partial(_read_through, kind, inner), cacheable=False)
     else:
@@ -98,7 +98,7 @@ def _batch(primitive: Primitive, kind: Kind, axis_data: Any, args: Any, axes: An
 
 
 def _read_through(kind: Kind, inner: Primitive, ctx: Any, *operands: Any, **params: Any) -> Any:
-    """Of the operands as they were before the transpositions that the kind can read through."""
+    """Lowers the product of the operands as they were before transpositions that the kind can read through."""
     assert kind.read_through is not None
     through, types, params = kind.read_through([lowered_order(x) for x in operands], ctx.avals_in, params)
     values = [x.owner.operands[0] if y else x for x, y in zip(operands, through, strict=True)]
@@ -112,7 +112,7 @@ def _lower(kind: Kind, platform: str, ctx: Any, *operands: Any, **params: Any) -
 
 
 def _placed(kind: Kind, platform: str, ctx: Any, params: dict[str, Any]) -> Callable[..., Any]:
-    """What a product becomes where it is lowered."""
+    """The function that computes a product in the program that is lowered."""
     count, types, out = device_count(ctx), ctx.avals_in, ctx.avals_out[0]
     if kind.among_devices and count > 1:
         params = kind.among_devices(params)
@@ -152,7 +152,7 @@ def _compute(kind: Kind, platform: str, *operands: jax.Array, **params: Any) -> 
 
 
 def _without_a_kernel(kind: Kind, platform: str, parts: int) -> Callable[..., Any]:
-    """The product of XLA's, or of what it is composed of, which XLA may divide over so many devices."""
+    """XLA's product, or the kind's composition. XLA may divide either over ``parts`` devices."""
     if kind.by_xla:
         return partial(kind.by_xla, platform, parts)
     compose = (kind.narrow if parts > 1 else None) or kind.compose

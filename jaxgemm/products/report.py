@@ -1,4 +1,4 @@
-"""What ``explain`` says of a product: each kind gives one of these for each product that it is."""
+"""What ``explain`` says of products: a kind describes each of its products by a :class:`Product`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxgemm.products.kind import Decision, Params
 
 @dataclass(frozen=True)
 class Product:
-    """One product of a program, or the two of a gated pair where one launch computes both.
+    """One product of a program, or both products of a gated pair that one launch computes.
 
     Attributes:
         operands: "float32[128,64] x float32[64,32]"; of a pair in one launch "... x (..., ...)".
@@ -30,12 +30,12 @@ class Product:
         decision: the kernel or XLA, and the strided problem.
         epilogue: what follows the product.
         precision: as asked for.
-        floor: the least time the device needs for it, None where the device's rates are not known.
-        trips: how often the program runs it, where that is static (the length of a scan).
-        gated: whether it is of a gated pair, and how that is computed; empty: it is not.
-        many: whether it is one of many, and how those are computed; empty: it is not.
-        padded: how XLA's operands are padded, and why; empty: they are not.
-        groups: of a product of groups, its form and shape; empty: it is none.
+        floor: the least time the device needs for the product; None if the device's rates are not known.
+        trips: how often the program runs the product, as far as that is static (the length of a scan).
+        gated: how the gated pair is computed that the product is part of; empty if it is part of none.
+        many: how the list of products is computed that the product is one of; empty if it is in no list.
+        padded: how XLA's operands are padded, and why; empty if they are not.
+        groups: form and shape of a product of groups; empty for other products.
     """
 
     operands: str
@@ -62,7 +62,7 @@ class Product:
         return "\n".join([f"{self.operands} -> {self.result}{times}", *labelled])
 
     def _lines(self) -> Iterator[tuple[str, str]]:
-        """What is said of the product, each with its label; an empty one goes on with the line before."""
+        """The lines, each with its label. An empty label continues the line before."""
         choice, problem = self.decision.choice, self.decision.problem
         yield "kernel", f"{self.kernel}: {choice.why}"
         if choice.rule:
@@ -88,7 +88,7 @@ class Product:
             yield "floor", f"{self.floor.seconds * 1e6:.1f} us, bound by {self.floor.bound} ({self.floor.unit})"
 
     def _lines_of_ours(self, kernel: Kernel) -> Iterator[tuple[str, str]]:
-        """What is said of a product that a kernel of ours computes."""
+        """The lines for a product that a kernel of ours computes."""
         choice, problem, view = self.decision.choice, self.decision.problem, self.decision.view
         if problem is not None and problem.dtypes[0] == "float32" and not problem.groups:
             yield "arithmetic", _arithmetic(choice.arithmetic, problem.k)
@@ -98,7 +98,7 @@ class Product:
         if problem is not None:
             yield from self._lines_around(problem, view)
         yield "workspace", f"{choice.workspace} bytes"
-        invariant = choice.rule == rules.INVARIANT.name and not self.groups  # whose tiles follow m
+        invariant = choice.rule == rules.INVARIANT.name and not self.groups  # grouped tiles depend on m
         best = choice.considered[0] if choice.considered else None
         more = bool(self.groups) and best is not None and choice.ours is not None and choice.ours > best.microseconds
         of = " of one launch" if more else f" of {INVARIANT_ROWS} rows" if invariant else ""
@@ -111,7 +111,7 @@ class Product:
             yield "" if i else "candidates", f"{candidate.microseconds:.1f} {expected}: {differs}"
 
     def _lines_around(self, problem: Problem, view: Plan | None) -> Iterator[tuple[str, str]]:
-        """What is said of what comes before and after a product by a kernel of ours."""
+        """The lines for what comes before and after a product by a kernel of ours."""
         axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
         copies = [name for name, moved in zip(("lhs", "rhs", "result"), axes, strict=False) if moved]
         after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
@@ -152,7 +152,7 @@ def operands_of(avals: Sequence[Any]) -> str:
     return f"{lhs} x {rhs[0] if len(rhs) == 1 else f'({rhs[0]}, {rhs[1]})'}"
 
 
-#: What is said of a gated pair that is one launch.
+#: What ``explain`` says of a gated pair that one launch computes.
 BOTH = "both products of the pair"
 
 
@@ -162,7 +162,7 @@ def pair(products: Iterable[Product], instead: Choice) -> Iterator[Product]:
         yield replace(product, gated=f"{which}, of two products composed in jnp: {instead.why} ({instead.rule})")
 
 
-#: A part of an expected time that is less than this would be printed as 0.0, and is left out.
+#: Parts of an expected time that are shorter would be printed as 0.0, and are left out.
 _SHOWN_US = 0.05
 
 
@@ -184,7 +184,7 @@ def _arithmetic(name: str, k: int) -> str:
 
 
 def _options(kernel: Kernel, config: tuple[int, ...], beside: tuple[int, ...] = ()) -> str:
-    """A configuration as keyword arguments; what is left open is not named, nor what another has alike."""
+    """A configuration as keyword arguments, without open options and options with the value that ``beside`` has."""
     other = dict(zip(kernel.options, beside, strict=False))
     settings = zip(kernel.options, config, strict=False)
     return ", ".join(f"{name}={value}" for name, value in settings if value and other.get(name) != value)

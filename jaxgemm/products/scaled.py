@@ -1,10 +1,10 @@
 """Products of two matrices of 8 bits whose sums are scaled: ``activation(alpha * (a b) * a_scale * b_scale + bias)``.
 
-On Hopper it is one launch of a kernel. Everywhere else, in programs on several devices, mapped, and for derivatives, it
-is composed of an ordinary product and jnp, so that JAX can do with it whatever it can do with those.
+On Hopper it is one launch of a kernel. Elsewhere, in programs on several devices, mapped, and for derivatives, it is
+composed of an ordinary product and jnp code, which JAX can transform in every way.
 
-Operands are a (m, k), b (k, n), either stored transposed as ``transposed`` says, then the scales and the bias that
-there are, as ``scales`` and ``epilogue`` say: a scale is 0 (none), 1 (of shape ()) or 2 (of shape (m, 1) or (1, n)).
+Operands are a (m, k) and b (k, n), each stored transposed if ``transposed`` says so; then the scales, as ``scales``
+says: 0 (none), 1 (of shape ()) or 2 (of shape (m, 1) or (1, n)); then the bias, if ``epilogue`` has one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _abstract(a: Any, b: Any, *_: Any, **params: Any) -> Any:
 
 
 def compose(a: jax.Array, b: jax.Array, *rest: jax.Array, **params: Any) -> jax.Array:
-    """The same by a product of sums, and jnp."""
+    """The same result by an ordinary product, scaled in jnp."""
     how = {name: params[name] for name in ("kernel", "options", "batch_invariant")}
     sums = dtypes.accumulator(np.dtype(a.dtype))
     z = dense.bind(a, b, (), _dims(params), params["precision"], sums, Epilogue(), **how)
@@ -54,10 +54,10 @@ def compose(a: jax.Array, b: jax.Array, *rest: jax.Array, **params: Any) -> jax.
 
 
 def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
-    """The kernel that was asked for, or none where the product is composed.
+    """The kernel that computes the product in one launch, or no kernel if the product is composed.
 
     Raises:
-        UnsupportedError: the kernel has a form for scales that cannot run this.
+        UnsupportedError: the kernel asked for by name has a form for scales that cannot run this.
     """
     if unknown := symbolic.choose(avals, params):
         return Decision(unknown)
@@ -80,7 +80,7 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
 
 
 def problem_of(a: Any, b: Any, params: Params) -> Problem:
-    """What one launch is asked for."""
+    """The problem that one launch computes."""
     over_a, over_b = params["transposed"]
     (m, k), n = (a.shape[::-1] if over_a else a.shape), b.shape[0 if over_b else 1]
     types = (np.dtype(x).name for x in (a.dtype, b.dtype, params["preferred_element_type"]))
@@ -107,8 +107,13 @@ def launch(decision: Decision, a: jax.Array, b: jax.Array, *rest: jax.Array, **p
 
 
 def is_matrix_product(a: Any, b: Any, transposed: tuple[bool, bool]) -> bool:
-    """Whether these are two matrices, or rows of several and one matrix, which are one product."""
+    """Whether a b is one matrix product: of two matrices, or of the rows of several matrices a and one matrix b."""
     return b.ndim == 2 and (a.ndim == 2 or not transposed[0])
+
+
+def _is_one(x: jax.Array) -> bool:
+    """Whether it is one number. An extent that is not known is no 1."""
+    return all(n == 1 for n in x.shape)
 
 
 def bind_scaled(
@@ -121,17 +126,17 @@ def bind_scaled(
     epilogue: Epilogue,
     **how: Any,
 ) -> jax.Array:
-    """The product of checked operands, (m, n), of all rows of a."""
+    """The product (m, n) of checked operands, for all rows of a."""
     check_kernel(how["kernel"], how["batch_invariant"])
     rows = a.shape[:-1]
     given = [scales.get("a_scale"), scales.get("b_scale")]
-    if given[0] is not None and given[0].size > 1:
+    if given[0] is not None and not _is_one(given[0]):
         whole = given[0] if a.ndim == 2 else jnp.broadcast_to(given[0], (*rows, 1))
         given[0] = jnp.reshape(whole, (-1, 1))
-    if given[1] is not None and given[1].size > 1:
+    if given[1] is not None and not _is_one(given[1]):
         given[1] = jnp.reshape(given[1], (1, -1))
     a = a if a.ndim == 2 else jnp.reshape(a, (-1, a.shape[-1]))
-    held = [None if x is None else jnp.reshape(x, ()) if x.size == 1 else x for x in given]
+    held = [None if x is None else jnp.reshape(x, ()) if _is_one(x) else x for x in given]
     operands = [a, b, *(x for x in (*held, bias) if x is not None)]
     result: jax.Array = scaled_p.bind(
         *vary_alike(*operands),

@@ -1,4 +1,4 @@
-"""Scales of operands of 8 bits: values times scales are what they stand for."""
+"""Scales of operands of 8 bits: an operand stands for its values times its scales."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxgemm import dtypes
 from jaxgemm.products.arguments import as_array, canonical_dtype
 
-#: What a scale is one of, by its name's place: an axis of the result that it may run along.
+#: The axis of the result along which a scale may run, by the scale's name.
 _RUNS = {"a_scale": -2, "b_scale": -1}
 _MEANING = {"a_scale": "(..., m, 1), one a row", "b_scale": "(..., 1, n), one a column"}
 _MOST_SUM = 2**31 - 1
@@ -26,12 +26,12 @@ def scales_of(
     shape: Sequence[int],
     called: Sequence[str] = ("gemm", "a_scale", "b_scale"),
 ) -> dict[str, jax.Array]:
-    """The scales that are given, checked, in float32, and () or of the rank of the result, whose shape that is.
+    """The scales that are given, checked, in float32, each of shape () or of the rank of the result.
 
-    ``called``: the function, and its names of both, in errors.
+    ``shape``: that of the result. ``called``: what errors call the function and both scales.
 
     Raises:
-        TypeError: the operands' type takes none, or a scale is not of float32.
+        TypeError: operands of these types have no scales, or a scale is not of float32.
         ValueError: a scale has another shape, or sums of integers may pass what int32 holds.
     """
     function = called[0]
@@ -65,23 +65,28 @@ def _fits(scale: Sequence[int], shape: Sequence[int], runs: int) -> bool:
 
 
 def most_terms(operands: Sequence[np.dtype]) -> int:
-    """How many products of such integers int32 holds the sum of, whatever they are."""
+    """How many products of integers of these types a sum in int32 holds, whatever their values."""
     return _MOST_SUM // prod(max(-int(jnp.iinfo(x).min), int(jnp.iinfo(x).max)) for x in operands)
 
 
 def _check_sums(function: str, operands: Sequence[np.dtype], k: int) -> None:
-    """ValueError where int32 may wrap: a scaled sum is a number, and not one modulo 2^32."""
+    """ValueError if sums in int32 may wrap: scales multiply numbers, not numbers modulo 2^32."""
     if not all(jnp.issubdtype(x, jnp.integer) for x in operands):
         return
-    if k > (most := most_terms(operands)):
+    most = most_terms(operands)
+    if not isinstance(k, int):
+        raise ValueError(
+            f"{function}: sums of k = {k} products may pass what int32 holds; scaled ones need a known length"
+        )
+    if k > most:
         raise ValueError(
             f"{function}: sums of {k} products of {operands[0]} and {operands[1]} may pass what int32 holds; "
-            f"scaled ones are of {most} at most"
+            f"a scaled sum has {most} at most"
         )
 
 
 def scaled_result(given: DTypeLike | None, function: str = "gemm") -> np.dtype:
-    """The type of a scaled product, by default float32; TypeError for one that is not of floats."""
+    """The type of a scaled product, by default float32; TypeError if it is no floating-point type."""
     out = np.dtype(np.float32) if given is None else canonical_dtype(given)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"{function}: out_dtype of a scaled product must be a floating-point type, got {out.name}")
@@ -89,7 +94,7 @@ def scaled_result(given: DTypeLike | None, function: str = "gemm") -> np.dtype:
 
 
 def scaled(product: jax.Array, scales: Iterable[jax.Array], dtype: np.dtype) -> jax.Array:
-    """The product in this type, times its scales."""
+    """The product, converted to ``dtype``, times its scales."""
     x = product.astype(dtype)
     for scale in scales:
         x = x * scale

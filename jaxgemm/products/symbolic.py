@@ -1,7 +1,7 @@
 """Products whose extents are not known while they are lowered, as with ``jax.export.symbolic_shape``.
 
-Kernels and their configurations are chosen by extent, and a kernel's call holds extents as numbers. So these products
-are XLA's, which has the extents at run time, and a kernel asked for by name is refused.
+Kernels and their configurations are chosen by extent, and a kernel's call holds extents as numbers. So XLA, which has
+the extents at run time, computes products with symbolic extents. A kernel asked for by name is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def extents(avals: Sequence[Any]) -> list[str]:
 
 
 def choose(avals: Sequence[Any], params: Params) -> Choice | None:
-    """XLA's product, for operands of symbolic extents; None where every extent is known.
+    """XLA's product, if an extent of the operands is symbolic; None if every extent is known.
 
     Raises:
         UnsupportedError: an extent is symbolic, and XLA's product may not be taken.

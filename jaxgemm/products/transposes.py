@@ -1,7 +1,7 @@
-"""Transpositions in front of a product, which it can read through: ``x @ w.T`` needs no copy of ``w``.
+"""Transpositions in front of a product, which the product can read through: ``x @ w.T`` needs no copy of ``w``.
 
-XLA folds them into its own products, but not into a call. They are looked for where a program is lowered, when every
-transformation is done, and in its jaxpr, for ``explain``.
+XLA folds transpositions into its own products, but not into a call. So they are looked for when a program is lowered,
+after every transformation, and in the jaxpr, for ``explain``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def read_through(
     """The dot_general that gives the same result from operands as they were before transpositions in these orders.
 
     Returns:
-        Which operands are to be taken before they are transposed, the types of both then, and the dimension numbers.
+        Which operands to take before they are transposed; then the types of both operands, and the dimension numbers.
     """
     through, types, (contract, batch) = [False, False], list(avals), (list(dims[0]), list(dims[1]))
     for side, order in enumerate(orders):
-        # Where shardings are part of types, the operand had another one before, which is not known here.
+        # If shardings are part of types, the operand had another sharding before, which is not known here.
         if order is None or explicit_axes(avals[side].sharding.mesh):
             continue
         axes, shared = contract[side], batch[side]
         free = [order[i] for i in range(len(order)) if i not in axes and i not in shared]
-        if free != sorted(free):  # their order is the result's
+        if free != sorted(free):  # the result has the free axes in this order
             continue
         shape = [avals[side].shape[order.index(i)] for i in range(len(order))]
         through[side], types[side] = True, avals[side].update(shape=tuple(shape))
@@ -56,9 +56,10 @@ def read_through(
 def read_through_all(
     orders: Sequence[Axes | None], avals: Sequence[Any], transposed: tuple[bool, bool]
 ) -> tuple[list[bool], list[Any], tuple[bool, bool]]:
-    """The same for many products, all lhs before all rhs, whose operands of a side all are transposed or none.
+    """The same for many products: all lhs, then all rhs. All operands of a side are transposed, or none.
 
-    ``transposed``, which is returned as it is then, says whether they take all lhs, and all rhs, so; never both.
+    ``transposed`` says whether the products take all lhs, and all rhs, transposed; never both. It is returned as it is
+    once transpositions are read through.
     """
     count = len(orders) // 2
     through, types = [False] * len(orders), list(avals)

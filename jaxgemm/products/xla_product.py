@@ -1,10 +1,10 @@
-"""XLA's own product, as every product that XLA computes here is lowered.
+"""XLA's own product: what every product that XLA computes here is lowered to.
 
 On CUDA, XLA multiplies 8-bit integers by cuBLAS or by kernels that it generates, whichever is the faster when it
-compiles. By cuBLAS the sums are wrong, with no error, where they are no multiple of 4 long (seen with JAX 0.11.2 on an
-H100: all of 16x16x7). So a contracted axis is padded with zeros there, which changes no sum.
+compiles. cuBLAS returns wrong sums, with no error, if they are no multiple of 4 long (seen with JAX 0.11.2 on an H100:
+all of 16x16x7). So a contracted axis is then padded with zeros, which changes no sum.
 
-Nor does it compile a product of float64 into a float16 result (seen with JAX 0.11.2 on an H200: "GEMM is not supported
+XLA does not compile a product of float64 into a float16 result (seen with JAX 0.11.2 on an H200: "GEMM is not supported
 by cublasLt"). So sums of float64 are rounded to a narrower type by an operation of their own.
 """
 
@@ -27,18 +27,16 @@ _WHOLE = 4
 
 
 def narrow_integers(lhs: Any, rhs: Any) -> bool:
-    """Whether operands are of integers that XLA may multiply as 8-bit ones: those of 4 and 2 bits it widens."""
+    """Whether XLA may multiply the operands as 8-bit integers; it widens integers of 4 and 2 bits to these."""
     dtypes = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
     return all(jnp.issubdtype(t, jnp.integer) and t.itemsize == 1 for t in dtypes)
 
 
 def padding(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers, parts: int = 1) -> tuple[int, Any] | None:
-    """Which of the contracting axes is to be padded, as an index of ``dims``' lists, and by how much; None: none is.
+    """The contracting axis to pad, as an index of ``dims``' lists, and by how much; None if no axis needs it.
 
-    A product that has no contracting axes counts as one over an axis of extent 1.
-
-    Extents may be symbolic. ``parts``: over how many devices XLA may divide a contracted axis afterwards, at most; or
-    over a divisor of that.
+    A product without contracting axes counts as one over an axis of extent 1. Extents may be symbolic. ``parts``: XLA
+    may afterwards divide a contracted axis over so many devices, or over a divisor of that number.
     """
     if platform not in PADDED or not narrow_integers(lhs, rhs):
         return None
@@ -55,7 +53,7 @@ def padding(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers, parts: in
 
 def _one_whole(extents: Sequence[Any], step: int) -> tuple[int, Any] | None:
     """As :func:`padding`, so that one axis is a multiple of ``step`` by itself."""
-    # The remainder of a symbolic extent is 0 where that is so for all its values, and an expression else.
+    # The remainder of a symbolic extent is the number 0 if it is 0 for all values, and else an expression.
     amounts = [-n % step for n in extents]
     if any(isinstance(amount, int) and amount == 0 for amount in amounts):
         return None
@@ -65,7 +63,7 @@ def _one_whole(extents: Sequence[Any], step: int) -> tuple[int, Any] | None:
 
 
 def why_padded(platform: str, lhs: Any, rhs: Any, dims: DimensionNumbers) -> str:
-    """What ``explain`` says of the padding of a product on one device; empty where there is none."""
+    """What ``explain`` says of the padding of a product on one device; empty if there is none."""
     found = padding(platform, lhs, rhs, dims)
     if found is None:
         return ""
@@ -89,7 +87,7 @@ def xla_product(
     out_sharding: Any,
     parts: int = 1,
 ) -> jax.Array:
-    """``lax.dot_general``, of operands that are padded where it would be wrong, as :func:`padding` says."""
+    """``lax.dot_general``, of operands padded as :func:`padding` says, without which it might be wrong."""
     if (found := padding(platform, lhs, rhs, dims, parts)) is not None:
         if not dims[0][0]:
             dims = (((lhs.ndim,), (rhs.ndim,)), dims[1])
@@ -103,7 +101,7 @@ def xla_product(
 
 
 def _kept(lhs: Any, rhs: Any, preferred: Any) -> Any:
-    """The type that XLA is asked for: of float64 operands, their own rather than a narrower one."""
+    """The type that XLA is asked for: for float64 operands float64, not a narrower type."""
     wide = lhs.dtype == rhs.dtype == np.float64
     return np.dtype(np.float64) if wide and preferred is not None else preferred
 

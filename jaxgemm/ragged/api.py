@@ -48,17 +48,17 @@ def ragged_dot(
 ) -> jax.Array:
     """Rows of ``lhs``, in groups that lie one after the other, each times the weights of its group.
 
-    As ``lax.ragged_dot``, but for what lax leaves open: what is in one group's rows or weights reaches no other group's
-    result, NaN and infinity neither; sizes below 0 count as 0; and there is ``group_offset``.
+    As ``lax.ragged_dot``, with a meaning for what lax leaves open. Values in one group's rows or weights, NaN and
+    infinity among them, reach no other group's result. Sizes below 0 count as 0. ``group_offset`` is supported.
 
     Args:
         lhs: shape (m, k).
         rhs: shape (held, k, n), the weights of ``held`` groups.
-        group_sizes: shape (groups,), of any integer type: how many rows each group has. Their values may be known at
-            run time only. Rows beyond their sum belong to no group and have zeros in the result; what they sum to
-            beyond m is cut off.
+        group_sizes: shape (groups,), of any integer type: how many rows each group has. The values may be known at run
+            time only. Rows beyond the sum of the sizes belong to no group and have zeros in the result. If the sizes
+            sum to more than m, groups end at row m.
         precision: as ``lax.ragged_dot`` takes it. On a Hopper GPU a kernel may compute a product of float32 as three of
-            bfloat16, with 16 bits of each number, where XLA's TF32 has 11; not if "highest" is asked for.
+            bfloat16, which keep 16 bits of each number (XLA's TF32 keeps 11), unless "highest" is asked for.
         preferred_element_type: type of the result; by default that of the promoted operands.
         group_offset: shape (1,), an integer that may be traced: the group of the first weight. Rows of groups whose
             weights ``rhs`` does not hold have zeros. Without it there must be as many weights as groups.
@@ -66,10 +66,10 @@ def ragged_dot(
             groups of ``rhs`` are sharded.
         bias: shape (held, n), added to the rows of each group.
         activation: as for :func:`jaxgemm.gemm`. It is applied to rows that have a group.
-        kernel: "auto", "xla" (XLA computes a dense product for each group), or a name out of :func:`jaxgemm.kernels` of
-            one that has a grouped form.
+        kernel: "auto", "xla" (XLA computes a dense product for each group), or the name of a kernel with a grouped form
+            out of :func:`jaxgemm.kernels`.
         batch_invariant: whether the bits of a row of the result must depend neither on m, nor on other rows, nor on the
-            sizes of the groups. XLA's products make no such promise, nor do derivatives.
+            sizes of the groups. Neither XLA's products nor derivatives promise it.
 
     Returns:
         Shape (m, n).
@@ -77,8 +77,8 @@ def ragged_dot(
     Raises:
         TypeError: an argument has the wrong type, as sizes that are no integers.
         ValueError: a shape or a name is wrong, or XLA's product is asked to be batch-invariant.
-        UnsupportedError: a kernel asked for by name cannot compute it, or none can that is batch-invariant; or XLA
-            divides the program over several devices by itself. Raised while the program is lowered.
+        UnsupportedError: the kernel asked for by name cannot compute the product, or no batch-invariant kernel can; or
+            XLA divides the program over several devices by itself. Raised while the program is lowered.
     """
     x, w, weak = promoted_pair(lhs, rhs)
     if x.ndim != 2 or w.ndim != 3:
@@ -123,8 +123,8 @@ def ragged_gated(
 ) -> jax.Array:
     """``activation(x @ w_gate[g]) * (x @ w_up[g])`` for each row x of ``lhs``, with g its group.
 
-    What :func:`jaxgemm.gated_gemm` is to a layer, for a mixture of them. Groups are as for :func:`jaxgemm.ragged_dot`:
-    what is in one group's rows or weights reaches no other group's result.
+    This is for a mixture of layers what :func:`jaxgemm.gated_gemm` is for one. Groups are as for
+    :func:`jaxgemm.ragged_dot`: values in one group's rows or weights reach no other group's result.
 
     Args:
         lhs: shape (m, k), floating-point, as the weights.
@@ -132,15 +132,15 @@ def ragged_gated(
         group_sizes: shape (groups,), as for :func:`jaxgemm.ragged_dot`.
         activation: as for :func:`jaxgemm.gemm`; "silu" makes it SwiGLU, "gelu" GEGLU, "sigmoid" GLU.
         precision: as for :func:`jaxgemm.ragged_dot`.
-        preferred_element_type: floating-point type of the result; by default that of the promoted operands. Where one
-            launch computes both products, the result is rounded once; products that XLA computes are rounded to it
-            first, as in jnp.
+        preferred_element_type: floating-point type of the result; by default that of the promoted operands. If one
+            launch computes both products, the result is rounded once. Products that XLA computes are rounded to this
+            type before the activation, as in jnp.
         group_offset, out_sharding, batch_invariant: as for :func:`jaxgemm.ragged_dot`.
-        kernel: as for :func:`jaxgemm.ragged_dot`. Where a kernel that is asked for by name cannot compute both products
-            in one launch, it computes each, and jnp the rest.
+        kernel: as for :func:`jaxgemm.ragged_dot`. If a kernel asked for by name cannot compute both products in one
+            launch, it computes each of them, and jnp does the rest.
 
     Returns:
-        Shape (m, n). Rows that have no group, or one whose weights are not held, have zeros.
+        Shape (m, n). Rows without a group, or with a group whose weights are not held, have zeros.
 
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`jaxgemm.ragged_dot`; TypeError for operands or a result
@@ -176,20 +176,20 @@ def ragged_dot_general(
     *,
     kernel: str = "auto",
 ) -> jax.Array:
-    """``lax.ragged_dot_general``, with each group kept to itself as :func:`ragged_dot` keeps it.
+    """``lax.ragged_dot_general``; as in :func:`ragged_dot`, values of one group reach no other group's result.
 
     The ragged axis of ``lhs`` may be a free one (each row has its group's weights), a contracted one (each group has a
     sum of its own, as the gradient of weights is) or a batch (which is ``lax.dot_general``).
 
     Args:
         lhs, rhs: of the ranks that the dimension numbers say.
-        group_sizes: shape (groups,); or (..., groups), with the axes of ``lhs`` that stand before the ragged one:
-            batches and those of its kind.
+        group_sizes: shape (groups,); or (..., groups), whose first axes are the batches of ``lhs`` and the axes of the
+            same kind as the ragged one that stand before it.
         ragged_dot_dimension_numbers: a ``jax.lax.RaggedDotDimensionNumbers``.
         precision, preferred_element_type, group_offset, out_sharding, kernel: as for :func:`ragged_dot`.
 
     Returns:
-        As ``lax.dot_general``; where the ragged axis is contracted, with the groups as a first axis.
+        As ``lax.dot_general``; if the ragged axis is contracted, the groups are a first axis.
 
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`ragged_dot`, and as ``lax.ragged_dot_general`` for the
@@ -211,7 +211,7 @@ def ragged_dot_general(
             x, w, dims, precision=precision, preferred_element_type=out, out_sharding=out_sharding, kernel=kernel
         )
 
-    # A result whose axes are merged before cannot be asked for so, and is resharded afterwards.
+    # A result with merged axes cannot have ``out_sharding`` yet, so it is resharded afterwards.
     target = arguments.target(out_sharding)
     plain = x.ndim == 2 and w.ndim == (2 if ragged in contract else 3) and len(contract) == 1 and not batch
     if target is not None and not plain:
@@ -226,7 +226,7 @@ def ragged_dot_general(
     return _finished(z, out_sharding, weak=weak and preferred_element_type is None)
 
 
-#: What to do with operands that are no matrices.
+#: What errors advise for operands that are no matrices.
 _MATRICES = "merge axes of rows into one, or map over others by jax.vmap"
 
 
@@ -239,7 +239,7 @@ def _check_inner(function: str, x: jax.Array, w: jax.Array, weights: str) -> Non
 
 
 def _finished(z: jax.Array, out_sharding: Any, *, weak: bool) -> jax.Array:
-    """The result, sharded as is asked for where the product could not be, and weakly typed if the operands are."""
+    """The result, resharded if ``out_sharding`` is given, and weakly typed if ``weak``."""
     if out_sharding is not None:
         z = jax.sharding.reshard(z, out_sharding)
     return weakly_typed(z) if weak else z
@@ -252,7 +252,7 @@ def _over_groups(w: jax.Array, numbers: Any) -> bool:
 
 
 def _check_numbers(x: jax.Array, w: jax.Array, sizes: jax.Array, numbers: Any, has_offset: bool) -> None:
-    """lax's own errors, for what does not fit together."""
+    """lax's own errors, for operands and dimension numbers that do not fit together."""
     if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
         raise TypeError(
             "ragged_dot_general: expected jax.lax.RaggedDotDimensionNumbers as dimension numbers, got "

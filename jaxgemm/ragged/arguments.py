@@ -21,8 +21,8 @@ def where(function: str, sizes: ArrayLike, offset: ArrayLike | None, held: int) 
     """Sizes and offset as the primitives take them, for the weights of ``held`` groups.
 
     Raises:
-        TypeError: they are no integers.
-        ValueError: they have another shape, or there are fewer weights than groups and no offset.
+        TypeError: the sizes or the offset are no integers.
+        ValueError: the sizes or the offset have another shape, or there are fewer weights than groups and no offset.
     """
     found = integers("group_sizes", sizes)
     if found.ndim != 1:
@@ -32,7 +32,7 @@ def where(function: str, sizes: ArrayLike, offset: ArrayLike | None, held: int) 
     if offset is None and found.shape[0] != held:
         raise ValueError(
             f"{function}: {found.shape[0]} group sizes for the weights of {held} groups; with fewer weights than "
-            "groups say by group_offset which these are"
+            "groups, group_offset says which groups they are of"
         )
     return groups.narrow(found), first_group(offset)
 
@@ -70,10 +70,10 @@ def parameters(
     batch_invariant: bool = False,
     strict: bool = True,
 ) -> dict[str, Any]:
-    """What the primitives of grouped products have in common.
+    """The parameters that the primitives of grouped products have in common.
 
     Raises:
-        ValueError: there is no kernel of that name, or XLA's products are to be batch-invariant.
+        ValueError: no kernel has that name, or XLA's products are asked to be batch-invariant.
     """
     check_kernel(kernel, batch_invariant, products="products do")
     return {
@@ -87,7 +87,7 @@ def parameters(
 
 
 def target(out_sharding: Any) -> NamedSharding | None:
-    """``out_sharding`` as the primitives take it: None where shardings are no types."""
+    """``out_sharding`` as the primitives take it; None if shardings are no part of types."""
     if out_sharding is None:
         return None
     if isinstance(out_sharding, NamedSharding):

@@ -1,8 +1,8 @@
-"""Grouped products by XLA's dense ones: a product a group, of which each row keeps its own group's.
+"""Grouped products by XLA's dense products: all rows times each group's weights; a row keeps its own group's result.
 
-As many operations as ``lax.ragged_dot`` takes where XLA has no kernel for it, but what is in one group's rows or
-weights reaches no other group's result: NaN and infinity neither. Where there is little to multiply it is one batch of
-products; else a loop over groups, whose temporaries are no larger than one product's.
+That takes as many operations as ``lax.ragged_dot`` does without a kernel of XLA's for it. But values in one group's
+rows or weights, NaN and infinity among them, reach no other group's result. Small products are one batch. Larger ones
+are a loop over groups, whose temporaries are no larger than those of one product.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def rows(
     batch: bool,
     **product: Any,
 ) -> jax.Array:
-    """Each row of ``lhs`` (m, k) times its group's weights, (held, k, n) or transposed; zeros where it has none.
+    """Each row of ``lhs`` (m, k) times its group's weights, (held, k, n) or transposed; zeros if it has none.
 
-    It is a ``batch`` of products, or a loop. What is left of ``product`` is :func:`xla_product`'s.
+    ``batch``: whether XLA computes one batch of products rather than a loop. ``product``: arguments of
+    :func:`xla_product`.
     """
     m, held, n = lhs.shape[0], rhs.shape[0], rhs.shape[1 if transposed else 2]
     mine = owner(sizes, offset, m, held)[:, None]
@@ -50,7 +51,7 @@ def rows(
         index, weights = group
         return jnp.where(mine == index, xla_product(lhs=lhs, rhs=weights, dims=dims, **product), out), None
 
-    # What a scan carries has one type from the start, which in a shard_map tells along which mesh axes it varies.
+    # A scan's carry keeps its first type. In a shard_map the type says along which mesh axes the carry varies.
     out, *_ = vary_alike(jnp.zeros((m, n), product["preferred_element_type"]), lhs, rhs, mine)
     return lax.scan(step, out, (lax.iota(mine.dtype, held), rhs))[0]
 
@@ -58,9 +59,9 @@ def rows(
 def sums(
     lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, offset: jax.Array | None, *, held: int, **product: Any
 ) -> jax.Array:
-    """For each of ``held`` groups the sum over its rows of what they are multiplied: ``lhs[rows].T @ rhs[rows]``.
+    """``lhs[rows].T @ rhs[rows]`` for the rows of each of ``held`` groups.
 
-    Of lhs (m, k) and rhs (m, n) it is (held, k, n).
+    lhs is (m, k), rhs (m, n), and the result (held, k, n).
     """
     mine = owner(sizes, offset, lhs.shape[0], held)[:, None]
     dims = (((0,), (0,)), ((), ()))
@@ -76,7 +77,7 @@ def sums(
 
 
 def over_batch(function: Any, operands: list[jax.Array | None], ranks: list[int]) -> jax.Array:
-    """``function`` of each part of those operands that have one axis more than ``ranks`` says, which is the first."""
+    """``function`` mapped over the first axis of each operand that has one axis more than ``ranks`` says."""
     axes = [0 if x is not None and x.ndim > rank else None for x, rank in zip(operands, ranks, strict=True)]
     if all(axis is None for axis in axes):
         alone: jax.Array = function(*operands)

@@ -1,4 +1,4 @@
-"""What a product of groups computes, and what a kernel is asked for that computes it."""
+"""What a product of groups computes, and the problem that a kernel is asked to compute for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Form:
     """What a grouped product computes; hashable, so that it can be a parameter of the primitive.
 
     Attributes:
-        sums: whether it is of the form "sums".
-        transposed: of the form "rows", whether k is the last axis of rhs.
-        held: how many groups' weights there are: of rhs, or of the result.
+        sums: whether the form is "sums"; else it is "rows".
+        transposed: in the form "rows", whether k is the last axis of rhs.
+        held: of how many groups rhs has weights, or the result has sums.
     """
 
     sums: bool
@@ -32,7 +32,7 @@ class Form:
         return [2, 2 if self.sums else 3, 1, 1]
 
     def batch(self, operands: Sequence[Any]) -> tuple[int, ...]:
-        """The extent of the batch of operands with such shapes, as a shape: empty where there is none."""
+        """The batch of operands with these shapes, as a shape: (extent,), or () without a batch."""
         found = {x.shape[0] for x, rank in zip(operands, self.ranks, strict=True) if len(x.shape) > rank}
         assert len(found) < 2, found
         return tuple(found)
@@ -47,7 +47,7 @@ class Form:
 def problem(
     form: Form, lhs: Any, rhs: Any, sizes: Any, out: Any, epilogue: Epilogue | None = None, gated: bool = False
 ) -> Problem:
-    """The problem of a grouped product, or of a pair, of operands with these shapes and types."""
+    """The problem of a grouped product, or of a gated pair, for operands with these shapes and types."""
     sums, transposed, held = form.sums, form.transposed, form.held
     given = zip((lhs, rhs, sizes), form.ranks, strict=False)
     outer = next((x.shape[0] for x, rank in given if len(x.shape) > rank), 1)

@@ -1,13 +1,12 @@
 """Products of groups with what follows them: a bias and an activation, or a gated pair.
 
-Where one launch of a kernel computes all of it, it is that launch, on each of several devices too. Everywhere else, and
-for derivatives, it is composed of ``jaxgemm_grouped`` and jnp code, so that JAX can do with it whatever it can do with
-those.
+If one launch of a kernel can compute the whole, the product is this launch, also on each of several devices. Otherwise,
+and for derivatives, it is composed of ``jaxgemm_grouped`` and jnp code, which JAX can transform in every way.
 
 Operands are ``lhs (m, k), w (held, k, n)[, w_up (held, k, n)], sizes (groups,), offset (1,)[, bias (held, n)]``. All
-but the last two may have one axis more, the first, which is a batch. The result is (m, n): ``activation(lhs w +
-bias)``, or ``activation(lhs w) * (lhs w_up)`` if it is gated. Rows that have no group, or one whose weights are not
-held, are zeros.
+but offset and bias may have a batch as a further first axis. The result is (m, n): ``activation(lhs w + bias)``, or
+``activation(lhs w) * (lhs w_up)`` if it is gated. Rows without a group, or with a group whose weights are not held, are
+zeros.
 
 Parameters, besides those of every kind and ``out_sharding``:
 
@@ -48,7 +47,7 @@ from jaxgemm.sharding.partition import Assignment, Division, vary_alike
 
 
 class Operands(NamedTuple):
-    """The operands by what they are: arrays, or anything with shapes and types."""
+    """The operands by name: arrays, or anything with shapes and types."""
 
     lhs: Any
     weights: Sequence[Any]
@@ -76,12 +75,12 @@ def _named(operands: Sequence[Any], params: Params) -> Operands:
 
 
 def _epilogue(params: Params) -> Epilogue:
-    """What follows the product, or of a gated pair the first one."""
+    """What follows the product; in a gated pair, the first product."""
     return Epilogue(has_bias=params["has_bias"], activation=params["activation"])
 
 
 def _of_product(found: Operands, params: Params, dtype: np.dtype) -> Params:
-    """The parameters of either product alone, in a type of its own."""
+    """The parameters of either product alone, with a result of type ``dtype``."""
     shared = {name: value for name, value in params.items() if name not in ("activation", "gated", "has_bias")}
     return shared | {"form": Form(False, False, found.held), "preferred_element_type": np.dtype(dtype)}
 
@@ -92,7 +91,7 @@ def _abstract(*operands: Any, **params: Any) -> Any:
 
 
 def _alone(found: Operands, params: Params, *, narrow: bool = False) -> Params:
-    """The parameters of either product where it is composed with what follows; see :func:`compose`."""
+    """The parameters of either product if jnp code follows it; see :func:`compose`."""
     out = np.dtype(params["preferred_element_type"])
     by_xla = narrow or may_be_xlas(params)
     extra = [] if found.bias is None else [found.bias]
@@ -105,22 +104,22 @@ def _products(found: Operands, given: Params) -> list[jax.Array]:
 
 
 def _finish(products: Sequence[jax.Array], found: Operands, params: Params, held: int) -> jax.Array:
-    """The result of the product, or both of a gated pair, in which rows have one of ``held`` groups' weights."""
+    """The result, from the product or both products of a gated pair, for weights of ``held`` groups."""
     z, *up = products
     after, out = _epilogue(params), np.dtype(params["preferred_element_type"])
-    if up:  # rows that have no group are zeros times the activation of zero
+    if up:  # rows without a group are activation(0) * 0
         return gated(after.activation, z, up[0], out)
 
     def of(z: jax.Array, sizes: jax.Array, offset: jax.Array, bias: jax.Array | None) -> jax.Array:
         rows = None if bias is None else _of_rows(bias.astype(z.dtype), sizes, offset, _placed(z))
         has = groups.owner(sizes, offset, z.shape[0], held) < held
-        # What is left out here is finite: the activation of zeros.
+        # Rows without a group have the activation of zeros here, which is finite.
         return jnp.where(has[:, None], apply(after, z, None, rows, out), jnp.zeros((), out))
 
     return by_xla.over_batch(of, [z, *found.where, found.bias], [2, 1, 1, 2])
 
 
-#: How many rows there are, and how the type of their product says that it is sharded, if it does.
+#: The number of rows, and the sharding of their product, if shardings are part of types.
 _Rows = tuple[int, NamedSharding | None]
 
 
@@ -133,14 +132,14 @@ def _placed(z: jax.Array) -> _Rows:
 def _of_rows(bias: jax.Array, sizes: jax.Array, offset: jax.Array, rows: _Rows) -> jax.Array:
     """The bias (held, n) of each row's group; zeros for rows that have none.
 
-    Its derivative is a grouped product, whose transpose adds the rows of each group up in the accumulator's type, in
-    one order. That of a gather would be a scatter that adds, in the type of the bias, in any order.
+    The derivative is a grouped product, whose transpose adds the rows of each group up in the accumulator's type, in
+    one order. The transpose of a gather would be a scatter that adds in the type of the bias, in any order.
     """
     count, target = rows
     if target is not None:
         bias = jax.sharding.reshard(bias, NamedSharding(target.mesh, PartitionSpec(None, target.spec[1])))
     mine = groups.owner(sizes, offset, count, bias.shape[0])
-    # The last row is that of none.
+    # The last row is for rows without a group.
     return jnp.pad(bias, ((0, 1), (0, 0))).at[mine].get(mode="promise_in_bounds", out_sharding=target)
 
 
@@ -160,9 +159,9 @@ def _of_rows_jvp(rows: _Rows, primals: Any, tangents: Any) -> tuple[jax.Array, j
 
 
 def compose(*operands: jax.Array, narrow: bool = False, **params: Any) -> jax.Array:
-    """The same, composed of grouped products; with ``narrow`` these have the types of XLA's, whoever computes them.
+    """The same result, composed of grouped products.
 
-    ``Kind.narrow`` says where, and why.
+    With ``narrow`` the products have the types that XLA's would have, whoever computes them; see ``Kind.narrow``.
     """
     found = _named(operands, params)
     return _finish(_products(found, _alone(found, params, narrow=narrow)), found, params, found.held)
@@ -235,7 +234,7 @@ def _division(local: Any, operands: Sequence[Any], params: Params, **_: Any) -> 
 
     def specs(plan: Assignment) -> list[PartitionSpec]:
         given = [plan.spec(n) for n in names]
-        if params["has_bias"] and _contracts(plan):  # it is added to the sum, whatever group a row is of
+        if params["has_bias"] and _contracts(plan):  # added to whole sums, the bias needs every group's row
             given[-1] = PartitionSpec(None, plan.out_spec()[-1])
         return given
 
@@ -249,12 +248,12 @@ def _division(local: Any, operands: Sequence[Any], params: Params, **_: Any) -> 
 
 
 def _contracts(plan: Assignment) -> bool:
-    """Whether devices have parts of sums, which are to be added up before anything follows them."""
+    """Whether devices have parts of sums, which must be added up before the epilogue."""
     return bool(plan.axes.get("k0"))
 
 
 def _on_shards(local: Any, rows: int, params: Params, plan: Assignment, *operands: jax.Array) -> jax.Array:
-    """The result's shard on one device. ``rows`` is how many there are on all devices."""
+    """The result's shard on one device. ``rows``: the number of rows on all devices."""
     found = _named(operands, params)
     lhs, (sizes, offset) = found.lhs, found.where
     own = partition.own_groups(plan, sizes, offset, rows=rows, axis="m0", count=lhs.shape[-2], held=found.held)
@@ -273,12 +272,12 @@ def _on_shards(local: Any, rows: int, params: Params, plan: Assignment, *operand
 
 
 def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
-    """The kernel that computes all of it in one launch on one device, or no kernel where it is composed, and why.
+    """The kernel that computes the whole in one launch on one device, or no kernel if the product is composed; and why.
 
-    One that is asked for by name, and cannot, is asked for the products alone.
+    If a kernel asked for by name cannot compute the whole, it is asked to compute the products alone.
 
     Raises:
-        UnsupportedError: it cannot compute these either.
+        UnsupportedError: the kernel cannot compute the products alone either.
     """
     found = _named(operands, params)
     decision = _in_one_launch(platform, operands, found, params)

@@ -1,7 +1,7 @@
 """Where groups of rows begin and end, from sizes that only the device knows.
 
-Sizes below 0 count as 0, and what they sum to beyond the number of rows is cut off. Groups lie one after the other from
-row 0 on; rows after the last group are no group's.
+Groups lie one after the other from row 0 on. Sizes below 0 count as 0, and groups end at the last row, even if sizes
+sum to more. Rows after the last group belong to no group.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ SIZES = jnp.int32
 
 
 def narrow(given: jax.Array) -> jax.Array:
-    """Sizes or an offset of any integer type as ``SIZES``. One that does not fit becomes the nearest that does: a size
-    beyond all rows, or an offset as far from any group.
+    """Sizes or an offset of any integer type as ``SIZES``.
+
+    A value that does not fit becomes the nearest that does: a size that is still more than all rows, or an offset that
+    is still far from any group.
     """
     return given if given.dtype == SIZES else _narrowed(given)
 
@@ -57,12 +59,12 @@ def portion(sizes: jax.Array, rows: int, first: jax.Array, count: int) -> jax.Ar
 
 
 def owner(sizes: jax.Array, offset: jax.Array | None, rows: int, held: int) -> jax.Array:
-    """For each row, which of the ``held`` weights is its group's: ``held`` where it is none of them.
+    """For each row, the index of its group's weights among the ``held`` ones; ``held`` if they are not among them.
 
     ``offset`` (1,) is the group of the first weight; None: 0. The result is (rows,), of type ``SIZES``.
     """
     places = lax.iota(SIZES, rows)
-    # Of extents that are symbols, it is not known that 32 bits count what is sorted.
+    # Sorting counts rows in 32 bits, and a symbolic number of rows is not known to fit.
     method = "sort" if isinstance(rows, int) else "scan_unrolled"
     group = jnp.searchsorted(ends(sizes, rows), places, side="right", method=method).astype(SIZES)
     local = group if offset is None else group - offset[0]

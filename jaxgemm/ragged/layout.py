@@ -21,7 +21,7 @@ Bind = Callable[[Form, jax.Array, jax.Array, jax.Array], jax.Array]
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of an operand by what they are, each kind in the order in which the result or the sum has them."""
+    """The axes of an operand by kind, each kind in the order in which the result or the sum has its axes."""
 
     batch: tuple[int, ...]
     before: tuple[int, ...]
@@ -30,7 +30,7 @@ class Axes:
     rest: tuple[int, ...]
 
     def extents(self, x: jax.Array, kind: str) -> tuple[int, ...]:
-        """Of the axes of one kind."""
+        """The extents of the axes of one kind."""
         return tuple(x.shape[axis] for axis in getattr(self, kind))
 
     def merged(self, x: jax.Array) -> jax.Array:
@@ -52,13 +52,13 @@ def around(axes: Sequence[int], ragged: int) -> tuple[tuple[int, ...], tuple[int
 
 
 def rows(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: Any) -> jax.Array:
-    """Of a ragged axis that is free: each row times its group's weights."""
+    """The product for a ragged axis that is free: each row times its group's weights."""
     (lc, rc), (lb, rb) = numbers.dot_dimension_numbers
     (ragged,), (group,) = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     before, after = around([i for i in range(lhs.ndim) if i not in lb and i not in lc], ragged)
     axes = Axes(lb, before, (ragged,), after, lc)
     columns = tuple(i for i in range(rhs.ndim) if i not in rb and i not in rc and i != group)
-    # Weights lie as they are where their last axes are all contracted, or none is.
+    # Weights whose last axes are the contracted ones are read as they lie, transposed.
     transposed = bool(rc) and set(rc) == set(range(rhs.ndim - len(rc), rhs.ndim))
     kinds = (rb, (group,), columns, rc) if transposed else (rb, (group,), rc, columns)
     x = axes.merged(lhs)
@@ -72,7 +72,7 @@ def rows(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: 
 
 
 def sums(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: Any) -> jax.Array:
-    """Of a ragged axis that is contracted: a sum for each group."""
+    """The product for a ragged axis that is contracted: a sum for each group."""
     (lc, rc), (lb, rb) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
     at = lc.index(ragged)
@@ -80,7 +80,7 @@ def sums(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: 
         tuple(i for i in range(x.ndim) if i not in contract and i not in batch)
         for x, contract, batch in ((lhs, lc, lb), (rhs, rc, rb))
     ]
-    several = sizes.ndim > 1 and bool(lc[:at])  # then groups differ along the axes before, over which is summed
+    several = sizes.ndim > 1 and bool(lc[:at])  # groups differ along the axes before; their results are added
     x_axes, y_axes = (
         Axes(batch, c[:at] if several else (), (c[at],), c[at + 1 :] if several else c[:at] + c[at + 1 :], rest)
         for c, batch, rest in ((lc, lb, free[0]), (rc, rb, free[1]))
@@ -98,7 +98,7 @@ def sums(bind: Bind, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, numbers: 
 
 
 def _per_row(sizes: jax.Array, axes: Axes, lhs: jax.Array) -> jax.Array:
-    """Sizes in rows of the merged operand; with an axis for all batches and one for those before, or without them."""
+    """Sizes in rows of the merged operand: (groups,), or (batch, before, groups)."""
     rows = lhs.shape[axes.ragged[0]]
     sizes = groups.narrow(sizes)
     if (times := prod(axes.extents(lhs, "after"))) != 1:
@@ -117,7 +117,7 @@ def _over_batches(
     axes: int,
     both: bool = False,
 ) -> jax.Array:
-    """``function`` over the first two axes of ``x``; ``y`` has the first, or both."""
+    """``function`` mapped over the first two axes of ``x``. ``y`` has the first of these axes, or ``both``."""
     each = 0 if sizes.ndim > 1 else None
     if axes == 0:
         y0 = y[0, 0] if both else y[0]

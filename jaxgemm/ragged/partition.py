@@ -1,9 +1,9 @@
 """Grouped products whose operands are spread over devices: each device computes with what it has.
 
 Sharded columns, and rows that are not contracted, need no communication: a device works out the sizes of the parts of
-groups that it has. Weights sharded over their groups stay where they are: a device computes the rows of its groups, and
-those of others as zeros, which one psum adds up. A contracted axis is as in jaxgemm/sharding/partition.py, which
-chooses.
+groups that it has. Weights sharded over their groups stay where they are: a device computes the rows of its groups, has
+zeros in all other rows, and one psum adds the devices' results up. How a contracted axis is divided,
+jaxgemm/sharding/partition.py chooses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIZES, _OFFSET = "s0", "o0"
 
 
 def division(local: Local, operands: Sequence[Any], params: Params, **_: Any) -> Division:
-    """How the primitive's product of these operands, or of those with such types, is divided."""
+    """How the primitive's product of these operands, arrays or types, is divided over devices."""
     form: Form = params["form"]
     weights = ("g0", "n0", "k0") if form.transposed else ("g0", "k0", "n0")
     lhs, rhs = (("k0", "m0"), ("k0", "n0")) if form.sums else (("m0", "k0"), weights)
@@ -54,14 +54,14 @@ def division(local: Local, operands: Sequence[Any], params: Params, **_: Any) ->
 
 
 def retyped(aval: Any, shape: Sequence[int], spec: Sequence[Any]) -> Any:
-    """The type with another shape, sharded so."""
+    """The type with this shape, sharded by this spec."""
     return aval.update(shape=tuple(shape), sharding=aval.sharding.update(spec=PartitionSpec(*spec)))
 
 
 def asked(target: NamedSharding | None, rank: int) -> tuple[tuple[Any, ...], NamedSharding | None]:
-    """The mesh axes of each axis of the result that ``out_sharding`` asks for, and it for the last two of them.
+    """The mesh axes that ``target`` asks for, for each axis of the result; and ``target`` for the last two axes alone.
 
-    Both are empty without it.
+    Without a target these are () and None.
     """
     if target is None:
         return (), None
@@ -70,7 +70,7 @@ def asked(target: NamedSharding | None, rank: int) -> tuple[tuple[Any, ...], Nam
 
 
 def inferred(matrix: Any, operands: Sequence[Any], form: Form) -> tuple[Any, ...]:
-    """The mesh axes of each axis of the result, from those of its last two, which ``matrix`` has.
+    """The mesh axes of each axis of the result; the type ``matrix`` has those of the last two axes.
 
     Raises:
         ValueError: weights are sharded over their groups, and so the result is a sum.
@@ -86,9 +86,9 @@ def inferred(matrix: Any, operands: Sequence[Any], form: Form) -> tuple[Any, ...
 
 
 def cotangent(wanted: Any, ct: Any) -> NamedSharding | None:
-    """What a product must be sharded as to become a cotangent of type ``wanted``; None where shardings are no types.
+    """The sharding of a product that is to become a cotangent of type ``wanted``; None if no type has shardings.
 
-    ``ct``: the type of the result's cotangent where the product has a batch that ``wanted`` has not; None: it has none.
+    ``ct``: the type of the result's cotangent, if the product has a batch that ``wanted`` lacks; else None.
     """
     if not explicit_axes(wanted.sharding.mesh):
         return None
@@ -97,7 +97,7 @@ def cotangent(wanted: Any, ct: Any) -> NamedSharding | None:
 
 
 def batched(target: NamedSharding | None, mapped: Any) -> NamedSharding | None:
-    """``out_sharding`` with an axis before the others that is mapped, along such axes of the mesh."""
+    """``out_sharding`` with the mapped axis as a first axis, along the mesh axes ``mapped``."""
     return target and NamedSharding(target.mesh, PartitionSpec(mapped, *target.spec))
 
 
@@ -109,7 +109,7 @@ def own_groups(
 ) -> tuple[jax.Array, jax.Array]:
     """Sizes and offset for what one device has: ``count`` of ``rows``, and the weights of ``held`` groups.
 
-    ``axis`` is the factor of rows.
+    ``axis``: the factor that rows are.
     """
     if axes := plan.axes.get(axis):
         sizes = groups.portion(sizes, rows, lax.axis_index(axes) * count, count)
@@ -119,9 +119,9 @@ def own_groups(
 
 
 def _on_shards(local: Local, rows: int, plan: Assignment, *operands: jax.Array, form: Form, **params: Any) -> jax.Array:
-    """The product of one device's shards, then what adds the devices' partial sums up.
+    """The product of one device's shards, then the sum over the devices' parts.
 
-    ``rows`` is how many there are on all devices.
+    ``rows``: the number of rows on all devices.
     """
     lhs, rhs, *where = operands
     if axes := plan.axes.get("g0"):

@@ -1,16 +1,18 @@
 """Products of float32 by kernels of bfloat16.
 
-A float32 number becomes two or three of bfloat16, its parts: what it rounds to, and what that leaves. Two keep 16 bits
-of its 24, where TF32, in which XLA multiplies float32 by default, keeps 11; three keep all. Of the products of parts
-the smallest are left out: of two parts each, three of four count.
+A float32 number becomes two or three bfloat16 numbers, its parts: the first is the number rounded, and each further
+part is the rest rounded. Two parts keep 16 of the number's 24 bits, three keep all. TF32, in which XLA multiplies
+float32 by default, keeps 11. The smallest products of parts are left out: of the four products of two parts each, three
+count.
 
 In the form "rows", the parts of a row lie next to each other, as rows of the same group, and are multiplied by each
 part of the weights. The results are added up. In "sums", all products of parts lie next to each other along the axis
 that is contracted, and one product of bfloat16 adds them up.
 
-Infinity and NaN are a number's first part, and its others are 0. The product of first parts is then what it should be,
-and those of others may be NaN, as zero times infinity is: such are left out. Parts are of half of a number: first parts
-are rounded, up too, and neither they nor their products may pass the largest float32 before the result does.
+Infinity and NaN have themselves as first part, and 0 as the others. The product of first parts is then right. Other
+products may be NaN, as zero times infinity is; infinities and NaN in them are replaced by 0. Parts are those of half
+the number: rounding may increase a first part, and neither the part nor a product of parts may pass the largest float32
+before the result does.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ class Parts(NamedTuple):
 
 
 def of(operands: Sequence[Any], params: dict[str, Any]) -> Parts | None:
-    """The parts of a ``jaxgemm_grouped`` of operands with these types; None: it is not made of parts.
+    """The parts of a ``jaxgemm_grouped`` of operands with these types; None if it is not made of parts.
 
-    A result of another type, wider or of integers, is not made of parts. Two operands of float32 are not, where
-    full precision is asked for: sums of so many products of parts would not keep it.
+    A result of another type, wider or of integers, is not made of parts. Nor is a product of two float32 operands at
+    full precision: sums of so many products of parts would not keep it.
     """
     types = tuple(np.dtype(x.dtype) for x in operands[:2])
     full = prec.wants_full_fp32(params["precision"])
@@ -68,7 +70,7 @@ def result_params(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def types(counts: Parts, operands: Sequence[Any], params: dict[str, Any]) -> list[list[Any]]:
-    """The types of what :func:`products` makes of operands with these types."""
+    """The types of the operands that :func:`products` makes of operands with these types."""
     lhs, rhs, *where = operands
     taken = counts.with_rhs
     if params["form"].sums:
@@ -88,7 +90,8 @@ def products(counts: Parts, operands: Sequence[jax.Array], params: dict[str, Any
     taken = counts.with_rhs
     if not params["form"].sums:
         return [[_beside(x[:n]), part, sizes * n, offset] for n, part in zip(taken, y, strict=True)]
-    # Only first parts meet infinity and NaN, as here nothing can be left out afterwards.
+    # Here one product adds all pairs up, and nothing can be replaced afterwards. So infinity and NaN stay only in the
+    # pair of first parts.
     pairs = [(i, j) for j, count in enumerate(taken) for i in range(count)]
     left = [_finite(x[i]) if j else x[i] for i, j in pairs]
     right = [_finite(y[j]) if i else y[j] for i, j in pairs]
@@ -96,8 +99,8 @@ def products(counts: Parts, operands: Sequence[jax.Array], params: dict[str, Any
 
 
 def joined(counts: Parts, results: Sequence[jax.Array], params: dict[str, Any]) -> jax.Array:
-    """The result, out of those of the products of bfloat16."""
-    doubled = 2.0 ** sum(count > 1 for count in counts)  # what halving took
+    """The result, joined from the results of the products of bfloat16."""
+    doubled = 2.0 ** sum(count > 1 for count in counts)  # undoes the halving of each operand
     if params["form"].sums:
         return (doubled * results[0]).astype(params["preferred_element_type"])
     found = []
@@ -110,7 +113,7 @@ def joined(counts: Parts, results: Sequence[jax.Array], params: dict[str, Any]) 
 
 
 def microseconds(counts: Parts, operands: Sequence[Any], params: dict[str, Any], device: Device) -> float:
-    """What it should take to make the parts, and to add up results where that is apart."""
+    """The time that it should take to make the parts, and to add up the results of several products."""
     lhs, rhs = operands[:2]
     form, taken = params["form"], counts.with_rhs
     made = types(counts, operands, params)
@@ -138,12 +141,12 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 def _parts(x: jax.Array, count: int) -> list[jax.Array]:
-    """Arrays of bfloat16 that add up to half of ``x``; one is ``x`` itself."""
+    """Arrays of bfloat16 that add up to half of ``x``; if ``count`` is 1, ``x`` itself."""
     if count == 1:
         return [x]
     found, rest = [], 0.5 * x
     for _ in range(count):
-        # Not a conversion and its inverse, which XLA takes for nothing where it may keep more bits than are asked for.
+        # XLA would remove a conversion and its inverse if it may keep more bits than a program asks for.
         part = lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
         found.append(part.astype(NARROW))
         rest = _finite(rest) - _finite(part)

@@ -1,10 +1,10 @@
 """Products of groups of rows, each with weights of its own.
 
-It has two forms. In "rows", each row of lhs is multiplied by its group's weights. In "sums", each group has a product
-of its own, in which its rows are contracted. Either is bilinear, and its derivatives are of these forms again, so that
-derivatives of every order exist.
+A grouped product has one of two forms. In "rows", each row of lhs is multiplied by its group's weights. In "sums", each
+group has a product of its own, in which its rows are contracted. Both forms are bilinear, and their derivatives have
+these forms again, so that derivatives of every order exist.
 
-Operands are ``lhs, rhs, sizes, offset``; each may have one axis more, the first, which is a batch:
+Operands are ``lhs, rhs, sizes, offset``; each may have a batch as a further first axis:
 
 =======  ==========  ===========================================  ============
 form     lhs         rhs                                          result
@@ -18,7 +18,7 @@ sums     (m, k)      (m, n)                                       (held, k, n)
 Parameters, besides those of every kind:
 
     form           a Form
-    out_sharding   as ``lax.dot_general`` has it, of the result; None where shardings are no types
+    out_sharding   as ``lax.dot_general`` has it, of the result; None if no type has shardings
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _abstract(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> Any
     form: Form = params["form"]
     batches = form.batch([lhs, rhs, sizes, offset])
     spec, matrix = partition.asked(params["out_sharding"], len(batches) + len(form.shape(lhs.shape, rhs.shape)))
-    # As dot_general's result of a matrix of each, so that it varies over mesh axes, and is sharded, as that is.
+    # dot_general's result for one matrix of each operand says over which mesh axes the result varies or is sharded.
     x, y = (partition.retyped(v, v.shape[-2:], v.sharding.spec[-2:]) for v in (lhs, rhs))
     dims = ((0,), (0,)) if form.sums else ((1,), (1 if form.transposed else 0,))
     each = dict(params, dimension_numbers=(dims, ((), ())), out_sharding=matrix)
@@ -69,7 +69,7 @@ def _abstract(lhs: Any, rhs: Any, sizes: Any, offset: Any, **params: Any) -> Any
 
 # --- Transformations ------------------------------------------------------------------------------------------
 
-#: What a derivative's products do not promise, though the product did.
+#: Promises of a product that the products of its derivatives do not keep.
 _DERIVED = {"strict": False, "batch_invariant": False}
 
 
@@ -77,7 +77,7 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence
     form: Form = params["form"]
     ((ct, known, unknown),) = terms
     where = operands[2:]
-    if form.sums:  # rows of lhs are those of rhs times the cotangent of their group's sum, and the other way round
+    if form.sums:  # either operand's cotangent: rows of the other times the cotangent of their group's sum
         x, y, derived = known, ct, Form(False, side == 0, form.held)
     elif side == 0:
         x, y, derived = ct, known, Form(False, not form.transposed, form.held)
@@ -88,7 +88,7 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence
         x, y = of_one_type(x, y)
     wanted = np.dtype(unknown.aval.dtype)
     shared = len(unknown.aval.shape) == form.ranks[side] and bool(derived.batch([x, y, *where]))
-    # One operand for all of a batch: its parts are added up before they are rounded.
+    # If a whole batch has one operand, its cotangents are added up before they are rounded.
     kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
     target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
     bound = {"form": derived, "preferred_element_type": kept, "out_sharding": target}
@@ -103,7 +103,7 @@ def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, 
     size = next(x.shape[0] for x, d in zip(moved, bdims, strict=True) if d is not None)
     plain = [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in zip(moved, bdims, strict=True)]
     inner = form.batch(plain)
-    if inner:  # both axes become one; what has one of them alone is repeated along the other
+    if inner:  # both axes become one; an operand with one of them is repeated along the other
         for i, (x, d, rank) in enumerate(zip(moved, bdims, form.ranks, strict=True)):
             has_inner = plain[i].ndim > rank if d is None else len(plain[i].shape) > rank
             if d is None and not has_inner:
@@ -122,12 +122,13 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
     """Who computes a ``jaxgemm_grouped`` of these operands, anything with shapes and types, on one device.
 
     Raises:
-        UnsupportedError: a kernel asked for by name cannot, or none can that is batch-invariant.
+        UnsupportedError: the kernel asked for by name cannot compute it, or no batch-invariant kernel can.
     """
     counts = parts.of(operands, params)
     if counts is None:
         return _decide_whole(platform, operands, params)
-    # Only a product of parts runs whatever memory its rows' parts take, so a batch-invariant one is always that.
+    # A kernel that takes float32 as it is runs only if there is memory for the parts of all rows. That depends on m, so
+    # a batch-invariant product is always made of parts.
     if 1 in counts or params["batch_invariant"]:
         return _decide_parts(platform, counts, operands, params)
     ways = [partial(_decide_whole, platform), partial(_decide_parts, platform, counts)]
@@ -143,7 +144,7 @@ def decide(platform: str, operands: Sequence[Any], params: Params) -> Decision:
 
 
 def _expected(decision: Decision) -> float:
-    """The microseconds that a kernel expects to take; infinity where there is none."""
+    """The microseconds that the chosen kernel expects; infinity without a kernel or a cost model."""
     choice = decision.choice
     return math.inf if choice.kernel is None or choice.ours is None else choice.ours
 
@@ -180,12 +181,12 @@ def decide_for(
     problems_of: Callable[[], Sequence[Problem]],
     beside: Beside | None = None,
 ) -> Decision:
-    """Who computes the problems of these operands, ``offset`` among them, a call each, on one device.
+    """Who computes the problems of these operands, ``offset`` among them, one call each, on one device.
 
-    They are asked for only if every extent is known.
+    ``problems_of`` is called only if every extent is known.
 
     Raises:
-        UnsupportedError: as of :func:`decide`.
+        UnsupportedError: as for :func:`decide`.
     """
     if unknown := symbolic.choose(operands, params):
         return Decision(unknown)
@@ -235,7 +236,7 @@ def _by_xla(platform: str, count: int, *operands: jax.Array, **params: Any) -> j
 
 
 def _as_batch(operands: Sequence[jax.Array], form: Form) -> bool:
-    """Whether XLA computes a product of rows as one batch; where extents are symbols, it is not known."""
+    """Whether XLA computes a product of rows as one batch; never if extents are symbolic."""
     lhs, rhs = operands[:2]
     extents = prod(form.batch(operands)), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
     return all(isinstance(extent, int) for extent in extents) and together(*extents)

@@ -21,7 +21,7 @@ from jaxgemm.ragged.form import Form
 def describe(
     avals: Sequence[Any], params: Params, decision: Decision, limits: roofline.DeviceLimits | None, **_: Any
 ) -> list[Product]:
-    """A product of groups, or with what follows it, or both of a gated pair."""
+    """A product of groups, with what follows it, or both products of a gated pair."""
     weights = 1 + params.get("gated", False)
     lhs, rhs = avals[:2]
     sizes, offset = avals[1 + weights : 3 + weights]
@@ -56,7 +56,7 @@ def _floor(
     precision: prec.Precision,
     limits: roofline.DeviceLimits,
 ) -> roofline.Floor | None:
-    """With every row in a group that is held, and weights read of no more groups than have rows."""
+    """The least time, if each row has a held group, and weights are read of no more groups than there are rows."""
     names = np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name
     known = all(isinstance(extent, int) for extent in (*lhs.shape, *rhs.shape))
     if not known or not all(name in ELEMENT_TYPES for name in names):
@@ -65,7 +65,7 @@ def _floor(
     out = form.shape(lhs.shape, rhs.shape)
     read = prod(rhs.shape)
     if not form.sums:
-        # A batch may have weights of its own; without, all of it together has so many rows.
+        # Weights without a batch serve the rows of the whole batch.
         read = read // max(form.held, 1) * min(form.held, m if len(rhs.shape) > 3 else rows)
     elements = prod(lhs.shape), weights * read, batch * prod(out)
     found = parts.of((lhs, rhs), {"form": form, "precision": precision, "preferred_element_type": result})
@@ -73,6 +73,6 @@ def _floor(
         2.0 * weights * batch * m * k * out[-1],
         sum(count * ELEMENT_TYPES[name].bytes for count, name in zip(elements, names, strict=True)),
         limits=limits,
-        a=parts.NARROW.name if found and 1 in found else names[0],  # of two wide ones, TF32 would be faster
+        a=parts.NARROW.name if found and 1 in found else names[0],  # two float32 operands would be faster in TF32
         precision="highest" if prec.wants_full_fp32(precision) else "default",
     )

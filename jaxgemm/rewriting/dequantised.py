@@ -1,21 +1,21 @@
 """Products of numbers that were 8-bit values just before, and scales that go with them: multiplied in 8 bits.
 
 A program that dequantises first, ``dot(values.astype(wide) * scale, ...)``, has a product of 16 or 32 bits, and XLA
-computes it so unless it finds the pattern by itself. Where neither operand's scale varies along a contracted axis,
-scales can as well multiply the result, and what is multiplied are the values.
+computes it so unless XLA finds the pattern by itself. If neither operand's scale varies along a contracted axis, scales
+can multiply the result instead, and the product can be one of the 8-bit values.
 
-That is not bit for bit what the program says, but as near to what it means: values of 8 bits are exact in every wider
-type, so only roundings differ, of value times scale to 16 bits (which does not happen any more) and of sums. Either is
-far smaller than that to the 8 bits before. Scales multiply in float32, one after the other, which must hold a sum times
-one. A precision of "high" or "highest" is one of how values are multiplied, which is exact, and of how sums are kept.
-An algorithm names the types to multiply in, so a product that asks for one stays.
+The result is not bit for bit the program's, but as near to what the program means. Values of 8 bits are exact in every
+wider type, so only two roundings differ: value times scale is not rounded to 16 bits, and sums are rounded otherwise.
+Both are far smaller than the rounding to 8 bits before. Scales multiply in float32, one after the other, and float32
+must hold a sum times a scale. The precisions "high" and "highest" say how values are multiplied, which is exact here,
+and how sums are kept. An algorithm names the types to multiply in, so a product that asks for an algorithm stays.
 
-What is looked through, between values and product: conversions, multiplications and divisions by a scale, axes that
-are transposed, or of extent 1; and calls (jit, custom_jvp, custom_vjp), as flax has a dequantisation in one, and the
-product, alone, in another. Anything else, as a zero point, leaves a product as it is.
+Between values and product these are looked through: conversions, multiplications and divisions by a scale,
+transpositions, axes of extent 1, and calls (jit, custom_jvp, custom_vjp), since flax has a dequantisation in one call,
+and the product, alone, in another. Anything else, such as a zero point, leaves a product as it is.
 
-Derivatives are those of the program as it stands, by its own rules: of the dequantised operands, which are computed
-if a derivative needs them. Products that the derivatives have are found likewise if ``override`` is around ``grad``.
+Derivatives are those of the program as it stands, by its own rules: of the dequantised operands, which are computed if
+a derivative needs them. If ``override`` is around ``grad``, products in derivatives are found in the same way.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from jaxgemm.rewriting.origins import BODY, Scope, Value
 from jaxgemm.rewriting.ragged import as_call
 from jaxgemm.sharding.partition import vary_alike
 
-#: Types in which scales multiply values, and of products that follow.
+#: The types in which scales may multiply values, and in which the product's result may be.
 _FLOATS = {np.dtype(jnp.dtype(name)) for name in ("bfloat16", "float16", "float32")}
-#: Those and others that values of 8 bits may be converted to on the way.
+#: The types that values of 8 bits may be converted to on the way.
 _WIDE = _FLOATS | {np.dtype(np.int16), np.dtype(np.int32)}
-#: What may be between a scale and its multiplication, element by element: the result varies where an operand does.
+#: Operations, element by element, that may compute a scale: the result varies along the axes that an operand does.
 _ELEMENTWISE = frozenset(
     {
         *("add", "sub", "mul", "div", "neg", "max", "min", "integer_pow", "sqrt", "rsqrt", "exp", "exp2", "select_n"),
@@ -60,13 +60,13 @@ _LONGEST = 12
 
 # --- Operands -------------------------------------------------------------------------------------------------
 
-#: By axes of a result: those of the operand that they are; None: they are of extent 1, and none of its.
+#: For each axis of a result, the operand's axis that it is; None for an axis of extent 1 that the operand lacks.
 _Axes = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """What multiplies or divides an array: along which of its axes it may vary."""
+    """A value that multiplies or divides an array, and the axes of the array along which the value may vary."""
 
     value: Value
     divides: bool
@@ -75,11 +75,11 @@ class _Scale:
 
 @dataclass(frozen=True)
 class _Operand:
-    """Values of 8 bits and what is done to them: scaled, or moved to other axes.
+    """Values of 8 bits and what is done to them: they are scaled, or moved to other axes.
 
     Attributes:
-        values: of 8 bits.
-        steps: what is done, in order.
+        values: the values of 8 bits.
+        steps: what is done to them, in order.
         varying: the axes along which some scale may vary in the end.
     """
 
@@ -93,7 +93,7 @@ class _Operand:
 
     @property
     def read_from(self) -> list[Value]:
-        """The values of 8 bits, and those of scales."""
+        """The values of 8 bits, and the scales."""
         return [self.values, *(scale.value for scale in self.scales)]
 
     def read(self, known: dict[Any, jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
@@ -123,7 +123,7 @@ def _moved(x: jax.Array, axes: _Axes) -> jax.Array:
 
 
 def _operand(value: Value, depth: int = 0) -> _Operand | None:
-    """The values of 8 bits that an array was, if it was such."""
+    """The values of 8 bits that an array was made of, and how; None if it was not."""
     value, eqn = value.origin()
     if eqn is None or depth == _LONGEST or value.dtype not in _WIDE:
         return None
@@ -145,7 +145,7 @@ def _operand(value: Value, depth: int = 0) -> _Operand | None:
 
 
 def _scaled(operand: _Operand, scale: _Scale, out: Value) -> _Operand | None:
-    # Integers would have to wrap as they do.
+    # Integers times scales would have to wrap as in the program.
     if out.dtype not in _FLOATS or len(scale.value.shape) not in (0, len(out.shape)):
         return None
     return replace(operand, steps=(*operand.steps, scale), varying=operand.varying | scale.varying)
@@ -178,14 +178,14 @@ def _varying(value: Value, depth: int = 0) -> frozenset[int]:
 
 
 def _axes(eqn: Any) -> _Axes | None:
-    """Which axes of its operand those of an equation's result are, if it does nothing else; None: it does."""
+    """The axes of its operand that the axes of an equation's result are; None if it does more than move axes."""
     if eqn.primitive is lax.transpose_p:
         return tuple(eqn.params["permutation"])
     if eqn.primitive.name in _COPIES:
         return tuple(range(len(eqn.outvars[0].aval.shape)))
-    # Others may add and drop axes of extent 1.
+    # Other primitives may add and drop axes of extent 1.
     transposes = eqn.primitive is lax.reshape_p and eqn.params["dimensions"] is not None
-    symbolic = len(eqn.invars) != 1  # has the shape among its operands
+    symbolic = len(eqn.invars) != 1  # operands include a symbolic shape
     if transposes or symbolic or eqn.primitive not in (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p):
         return None
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
@@ -208,10 +208,10 @@ class Narrow:
     """A product whose operands were values of 8 bits.
 
     Attributes:
-        jaxpr: what it is in.
-        eqn: the equation that has the product: a ``dot_general``, or a call of a function that is one, with a rule.
+        jaxpr: the jaxpr that the product is in.
+        eqn: the equation that has the product: a ``dot_general``, or a call of a function with a rule that is one.
         dot: the ``dot_general``.
-        operands: of that, in order.
+        operands: its operands, in order.
     """
 
     jaxpr: Jaxpr
@@ -221,7 +221,7 @@ class Narrow:
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
-        """Those that are multiplied, with the shapes that the product's operands have."""
+        """The types that are multiplied, with the shapes of the product's operands."""
         return [
             jax.ShapeDtypeStruct(v.aval.shape, x.values.dtype)
             for v, x in zip(self.dot.invars, self.operands, strict=True)
@@ -229,7 +229,7 @@ class Narrow:
 
     @property
     def sums(self) -> np.dtype:
-        """The type that they are summed in: where nothing but a rounding follows, that of the result."""
+        """The type of the sums; the result's, if nothing but a rounding follows."""
         kept, out = dtypes.accumulator(self.operands[0].values.dtype), np.dtype(self.dot.outvars[0].aval.dtype)
         scales = any(x.scales for x in self.operands)
         return kept if scales or jnp.issubdtype(kept, jnp.integer) else out
@@ -238,7 +238,7 @@ class Narrow:
         """The equation as a call that multiplies in 8 bits.
 
         Args:
-            params: of the primitive, for the product as it was.
+            params: the primitive's parameters for the product as it was.
             instead: an equation of the same operands and results as ``eqn``, for derivatives.
         """
         given = [*dict.fromkeys(v for v in instead.invars if not isinstance(v, Literal))]
@@ -276,9 +276,9 @@ def _of_result(scale: jax.Array, side: int, dims: DimensionNumbers, operands: Se
 
 
 def _with_derivative(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The last of some arrays, as what the function gives of the others: with the function's derivative.
+    """A function that returns the last of its arrays, with the derivative that ``function`` of the others has.
 
-    It is computed outside, where a policy of ``jax.checkpoint`` sees the product that it is.
+    The last array is the product. It is computed outside, where a policy of ``jax.checkpoint`` sees it.
     """
 
     @jax.custom_jvp
@@ -328,13 +328,13 @@ def _only_dot(eqn: Any) -> Any:
 
 
 def _may_be_narrow(dot: Any) -> bool:
-    """Whether nothing about a product but its operands' origin is against it."""
+    """Whether a product may be multiplied in 8 bits, but for where its operands come from."""
     avals = [v.aval for v in (*dot.invars, *dot.outvars)]
     extents = [n for aval in avals for n in aval.shape]
     return (
         all(aval.dtype in _WIDE and not aval.weak_type for aval in avals)
         and all(isinstance(n, int) and n > 0 for n in extents)
-        # Where shardings are part of types, those of scales would have to fit the result's.
+        # If shardings are part of types, the shardings of scales would have to fit the result's.
         and not explicit_axes(avals[-1].sharding.mesh)
     )
 

@@ -1,7 +1,7 @@
 """Which products of a jaxpr can take up what follows them: a bias along the last axis, and an activation.
 
-XLA fuses these into the products that it computes itself. Behind one of ours they would be a kernel of their own. And
-two products of the same rows, one with an activation, whose results are multiplied are what ``gated_gemm`` computes.
+XLA fuses bias and activation into the products that it computes itself. Behind a product of ours they would be a kernel
+of their own. If two products of the same rows, one with an activation, are multiplied, ``gated_gemm`` computes both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fusion:
     """A product and what it takes up.
 
     Attributes:
-        eqns: indices of the equations that it stands for: the product first, and last the one whose result it gives.
+        eqns: indices of the equations that the fusion replaces: first the product, last the one that makes the result.
         bias: a vector of the jaxpr, or None.
         epilogue: what follows the product.
     """
@@ -44,7 +44,7 @@ class Pair:
     """The products of a gated layer, ``activation(x w_gate) * (x w_up)``.
 
     Attributes:
-        eqns: as a Fusion's; the first is the product with ``w_gate``.
+        eqns: as for a Fusion; the first is the product with ``w_gate``.
         operands: x, w_gate and w_up.
         activation: a name.
     """
@@ -57,14 +57,14 @@ class Pair:
 def _may_fuse(product: Any) -> bool:
     lhs, out = product.invars[0].aval, product.outvars[0].aval
     types = lhs.dtype, dtypes.accumulator(np.dtype(lhs.dtype))
-    # Where shardings are part of types, the bias's would have to fit the result's.
+    # If shardings are part of types, the bias's sharding would have to fit the result's.
     return jnp.issubdtype(out.dtype, jnp.floating) and out.dtype in types and not explicit_axes(out.sharding.mesh)
 
 
 class Values:
     """Which equations make and read each value of a jaxpr, and so what a product can take up.
 
-    What is taken up is not computed any more, so nothing else may read it.
+    A value that a product takes up is not computed any more, so nothing else may read it.
     """
 
     def __init__(self, jaxpr: Jaxpr):
@@ -84,7 +84,7 @@ class Values:
                 yield pair
 
     def fusions(self) -> Iterator[Fusion]:
-        """The products after which something can be taken up, each with all that can be."""
+        """The products that can take something up, each with all that it can take up."""
         for i, eqn in enumerate(self._eqns):
             if eqn.primitive is not lax.dot_general_p or not _may_fuse(eqn):
                 continue
@@ -132,7 +132,7 @@ class Values:
         return (), None
 
     def _pair(self, gate: int) -> Pair | None:
-        """The gated pair that a product is part of, as the one with the activation."""
+        """The gated pair in which a product is the one with the activation; None if there is none."""
         eqns, activation = self._activation(gate)
         applied = self._eqns[eqns[-1]].outvars[0] if eqns else None
         at = self._reader.get(applied)
@@ -158,7 +158,7 @@ class Values:
         return Pair(taken, (x, w_gate, w_up), activation) if fits else None
 
     def _is_one(self, a: Any, b: Any) -> bool:
-        """Whether two values are the same: one, or the same conversion of one."""
+        """Whether two values are one value, or the same conversion of one value."""
         if a is b:
             return True
         places = self._place(a), self._place(b)
@@ -173,7 +173,7 @@ class Values:
         return None if isinstance(value, Literal) else self._maker.get(value)
 
     def _is_alone(self, value: Any, eqns: Sequence[Any]) -> bool:
-        """Whether equations read ``value`` and what they make, and nothing else reads it, but for the last result."""
+        """Whether equations, and nothing else, read ``value`` and their own results, but for the last result."""
         uses, made = _uses(eqns), {value, *(v for eqn in eqns[:-1] for v in eqn.outvars)}
         return set(uses) == made and all(self._uses[v] == count for v, count in uses.items())
 
@@ -192,7 +192,7 @@ def _uses(eqns: Sequence[Any]) -> Counter[Any]:
 
 
 def _repeats_rows(eqn: Any) -> bool:
-    """Whether every row of an equation's result is a row of its operand: alike, then, if those are."""
+    """Whether every row of an equation's result is a row of its operand, so that equal rows stay equal."""
     if eqn.primitive not in (lax.broadcast_in_dim_p, lax.reshape_p) or len(eqn.invars) != 1:
         return False
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
@@ -202,7 +202,7 @@ def _repeats_rows(eqn: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Reference:
-    """An activation as it is traced: its jaxpr, that printed, and the rules in it."""
+    """An activation as it is traced: its jaxpr, the text of the jaxpr, and the derivatives in it."""
 
     jaxpr: Jaxpr
     text: str
@@ -211,7 +211,7 @@ class _Reference:
     @staticmethod
     @lru_cache(maxsize=1024)
     def of(name: str, shape: tuple[int, ...], dtype: np.dtype) -> _Reference:
-        """By its name, of an array."""
+        """The activation of this name, for an array of this shape and type."""
         jaxpr = jax.make_jaxpr(ACTIVATIONS[name])(jax.ShapeDtypeStruct(shape, dtype)).jaxpr
         return _Reference(jaxpr, str(jaxpr), [*map(_rule, jaxpr.eqns)])
 

@@ -1,8 +1,8 @@
 """Functions of ``flax.nnx`` models, which change as they are called, as functions of their state.
 
-A model passed to a function that is traced is a copy, whose batch statistics and random counters would be lost with
-it. As ``nnx.jit`` does, the copies' state comes out of the program, and goes into what was passed. flax is asked for
-nothing unless something has imported it.
+A model passed to a function that is traced is a copy, and its batch statistics and random counters would be lost with
+the copy. So, as with ``nnx.jit``, the state of copies comes out of the program, and goes into the objects that were
+passed. flax is used only if something has imported it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def holds_state(tree: Any) -> bool:
 
 
 def carry(evaluate: Evaluate, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``function(*args, **kwargs)`` by ``evaluate``, with what it does to objects of nnx done to those that are given.
+    """``function(*args, **kwargs)`` by ``evaluate``, and the changes that it makes to objects of nnx.
 
-    ``evaluate`` traces a function of pytrees of arrays, and evaluates it. What is the same object inside of several
-    arguments is one for the function as well.
+    ``evaluate`` traces a function of pytrees of arrays, and evaluates it. An object that several arguments share is one
+    object for the function as well.
 
     Raises:
-        flax.errors.TraceContextError: an object that changes was made outside of a transformation that we are in.
+        flax.errors.TraceContextError: an object that changes was made outside of the transformation around this call.
     """
     nnx: Any = sys.modules["flax.nnx"]
     tag = object()
@@ -59,7 +59,7 @@ def carry(evaluate: Evaluate, function: Callable[..., Any], args: Any, kwargs: A
         result = evaluate(pure, (graph, state, given[1]))
         if not changed:
             return rebuild_out((), result)
-        # A merge that fails leaves a model without its attributes, so whether it may be changed is asked first.
+        # A merge that fails leaves a model without its attributes, so first see whether the model may be changed.
         for _, value in nnx.iter_graph(given[0]):
             if isinstance(value, nnx.Variable):
                 value.set_raw_value(value.get_raw_value())
@@ -70,7 +70,7 @@ def carry(evaluate: Evaluate, function: Callable[..., Any], args: Any, kwargs: A
 
 
 def _split(tree: Any) -> tuple[tuple[tuple[Any, ...], list[Any]], Callable[[Any, list[Any]], Any]]:
-    """A pytree's objects of nnx and its other leaves, and what makes a pytree like it of such."""
+    """A pytree's objects of nnx and its other leaves, and a function that puts a pytree together from both."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_stateful)
     stateful = [is_stateful(x) for x in leaves]
 
@@ -91,6 +91,6 @@ def _seen(nodes: Any) -> tuple[Any, list[Any]]:
 def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
     if before[0] != after[0]:
         return True
-    # Anything but an array, as a reference to one, may have changed and be the same object.
+    # A leaf that is no array, such as a reference to one, may have changed and still be the same object.
     pairs = zip(before[1], after[1], strict=True)
     return any(old is not new or not isinstance(new, jax.Array) for old, new in pairs)

@@ -1,7 +1,7 @@
 """Where the values of a jaxpr come from: through calls, to the equation that makes them.
 
-A value that a call's body makes can be read outside of the call as well, by computing it there once more: XLA sees that
-both are the same.
+A value that a call's body makes can be read outside of the call as well: it is computed there once more, and XLA sees
+that both computations are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BODY = {
     primitives.custom_jvp_call_p.name: "call_jaxpr",
     primitives.custom_vjp_call_p.name: "call_jaxpr",
 }
-#: Primitives without a body that are not computed twice, beside products of ours.
+#: Primitives without a body that take too long to compute twice, beside products of ours.
 _HEAVY = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated", "ffi_call"})
 
 
@@ -38,11 +38,11 @@ class Scope:
 
     @staticmethod
     def of(jaxpr: Jaxpr, **around: Any) -> Scope:
-        """That of a jaxpr."""
+        """The scope of a jaxpr."""
         return Scope(jaxpr, {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}, **around)
 
     def body(self, call: Any) -> Scope:
-        """The scope of what a call of this one runs."""
+        """The scope of the body of a call in this scope."""
         closed = call.params[BODY[call.primitive.name]]
         return Scope.of(closed.jaxpr, consts=closed.consts, call=call, outer=self)
 
@@ -66,14 +66,14 @@ class Value:
         return shape
 
     def outward(self) -> Value:
-        """The same value as it is given to the calls that it is a parameter of."""
+        """The same value outside of the calls that it is a parameter of."""
         scope, var = self.scope, self.var
         while scope.outer is not None and not isinstance(var, Literal) and var in scope.jaxpr.invars:
             scope, var = scope.outer, scope.call.invars[scope.jaxpr.invars.index(var)]
         return Value(scope, var)
 
     def origin(self) -> tuple[Value, Any]:
-        """The same value where it is made, and the equation that makes it; None: it is given."""
+        """The same value in the scope that makes it, and the equation that makes it; None if no equation does."""
         value = self.outward()
         while not isinstance(value.var, Literal) and (eqn := value.scope.makers.get(value.var)) is not None:
             if eqn.primitive.name not in BODY:
@@ -83,12 +83,12 @@ class Value:
         return value, None
 
     def operands(self) -> list[Value]:
-        """Of a value that a call's body makes: what the call is given."""
+        """The operands of the call whose body makes the value."""
         assert self.scope.outer is not None
         return [Value(self.scope.outer, v).outward() for v in self.scope.call.invars]
 
     def program(self) -> ClosedJaxpr:
-        """What computes a value of a call's body from the call's operands."""
+        """A program that computes the value, which a call's body makes, from the call's operands."""
         wanted, kept = {self.var}, []
         for eqn in reversed(self.scope.jaxpr.eqns):
             if wanted & {*eqn.outvars}:
@@ -97,13 +97,13 @@ class Value:
         return ClosedJaxpr(self.scope.jaxpr.replace(eqns=kept[::-1], outvars=[self.var]), self.scope.consts)
 
     def sources(self) -> list[Any]:
-        """The variables of the outermost scope that it is computed from, some perhaps more than once."""
+        """The variables of the outermost scope from which the value is computed, some perhaps more than once."""
         if isinstance(self.var, Literal):
             return []
         return [self.var] if self.scope.outer is None else [v for x in self.operands() for v in x.sources()]
 
     def read(self, known: dict[Any, jax.Array]) -> jax.Array:
-        """The value, from those of :meth:`sources`. What a call computed is there once more, which XLA sees."""
+        """The value, from the values of :meth:`sources`. What a call computed is computed once more, as XLA sees."""
         if isinstance(self.var, Literal):
             return jnp.asarray(self.var.val, self.dtype)
         if self.scope.outer is None:
@@ -113,7 +113,7 @@ class Value:
         return value
 
     def is_cheap(self) -> bool:
-        """Whether nothing of weight is computed to :meth:`read` it."""
+        """Whether :meth:`read` computes nothing that takes long."""
         if isinstance(self.var, Literal) or self.scope.outer is None:
             return True
         return _is_cheap(self.program().jaxpr) and all(x.is_cheap() for x in self.operands())

@@ -15,8 +15,8 @@ from jaxgemm.ragged.api import ragged_dot_general
 def as_grouped(eqn: Any, *, kernel: str, precision: prec.Precision) -> Any:
     """A ragged product of a jaxpr as a call of a function that computes it by ``jaxgemm.ragged_dot_general``.
 
-    Where the ragged axis is a batch, that is a dense product. There must be no ``group_offset``; ``precision`` is that
-    of a product that asks for none itself.
+    If the ragged axis is a batch, the function computes a dense product. There must be no ``group_offset``.
+    ``precision`` is for a product that asks for none itself.
     """
     given = eqn.params["precision"]
 
@@ -44,7 +44,7 @@ def with_whole_sums(eqn: Any) -> Any:
     """A ragged product of a jaxpr that stays XLA's, with sums as long as XLA needs them."""
     lhs, rhs, *_ = (v.aval for v in eqn.invars)
     dims = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    # A jaxpr does not say for which platform it is, nor over how many devices it will be divided.
+    # A jaxpr does not say its platform, nor over how many devices XLA will divide it.
     found = padding("cuda", lhs, rhs, dims, parts=jax.device_count())
     if found is None:
         return eqn
@@ -59,7 +59,7 @@ def with_whole_sums(eqn: Any) -> Any:
 def as_call(eqn: Any, function: Callable[..., Any]) -> Any:
     """An equation of a jaxpr as a call of a function of the same operands."""
     avals = [v.aval for v in eqn.invars]
-    # The mesh is another one inside of a shard_map. Where jax.disable_jit holds, there would be no call.
+    # Inside of a shard_map the mesh is another one. Under jax.disable_jit there would be no call.
     with jax.sharding.use_abstract_mesh(avals[0].sharding.mesh), jax.disable_jit(False):
         (call,) = jax.make_jaxpr(jax.jit(function))(*avals).jaxpr.eqns
     return eqn.replace(primitive=call.primitive, params=call.params)

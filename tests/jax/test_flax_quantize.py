@@ -134,6 +134,12 @@ def test_refused():
         ours_linen.Dense(4, quantize=8)
     with pytest.raises(ValueError, match="quantize='int8' is for layers without batch axes"):
         ours_linen.DenseGeneral(4, batch_dims=(0,), quantize="int8")
+    with pytest.raises(ValueError, match=r"the model has no layer of jaxgemm.flax.nnx that was made with quantize="):
+        ours_nnx.quantize(nnx.Linear(4, 4, rngs=rngs))
+    late = ours_nnx.quantize(ours_nnx.Linear(4, 4, quantize="int8", rngs=rngs))
+    nnx.update(late, nnx.state(nnx.Linear(4, 4, rngs=rngs)))
+    with pytest.raises(ValueError, match=r"Linear: kernel is float.*, but was quantized: load weights before"):
+        late(jnp.ones((2, 4)))
     layer = ours_nnx.Linear(4, 4, quantize="int8", rngs=rngs)
     with pytest.raises(ValueError, match="out_sharding is not for quantized layers"):
         layer(jnp.ones((2, 4)), out_sharding=jax.P())

@@ -126,6 +126,8 @@ def test_vmap(rng):
 
 
 def test_what_is_refused():
+    with pytest.raises(ValueError, match="dtype must be one of int8, float8_e4m3fn, float8_e5m2, got 'fp8'"):
+        jaxgemm.quantize(jnp.ones((2, 2)), "fp8")
     x = jnp.ones((3, 4))
     with pytest.raises(TypeError, match="x must be of a floating-point type, got int32"):
         jaxgemm.quantize(jnp.ones((3, 4), jnp.int32), "int8")

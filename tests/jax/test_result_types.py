@@ -73,7 +73,7 @@ def test_wider_by_name_is_refused(dtype, out, sums, rng):
         calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out))
         calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, bias=jnp.zeros(y.shape[1], out), alpha=2.0))
         calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, alpha=jnp.ones((), out)))
-    why = f"got {dtype} x {dtype} -> {out}; it supports .*; kernels sum these in {sums}, and {out} holds what that does"
+    why = f"got {dtype} x {dtype} -> {out}; it supports .*; kernels sum these in {sums}, which cannot hold every {out}"
     for call in calls:
         for kernel in ("host", "sm90"):
             with pytest.raises(jaxgemm.UnsupportedError, match=why if kernel == "host" else kernel):

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
+from jax.sharding import PartitionSpec as P
+from meshes import KINDS, mesh, put
 from oracle import sum_eps
 
 import jaxgemm
@@ -164,7 +167,7 @@ def test_sums_that_may_wrap_are_refused(types, most):
         return jax.eval_shape(lambda a, b: jaxgemm.gemm(a, b, a_scale=jnp.float32(1)), a, b)
 
     assert call(most).dtype == np.float32
-    with pytest.raises(ValueError, match=f"may pass what int32 holds; scaled ones are of {most} at"):
+    with pytest.raises(ValueError, match=f"may pass what int32 holds; a scaled sum has {most} at"):
         call(most + 1)
     # Without scales they wrap, as lax's do.
     k = most + 1
@@ -222,3 +225,57 @@ def test_gated_pairs(types, rows, rng):
         jaxgemm.gated_gemm(x, gate, up, up_scale=jnp.ones((), jnp.bfloat16))
     with pytest.raises(ValueError, match="inner dimensions differ"):
         jaxgemm.gated_gemm(x, gate[1:], up[1:], **scales)
+    if "int8" in types[0]:
+        with pytest.raises(TypeError, match=r"expected floating-point operands, got .*; those of 8 bits need scales"):
+            jaxgemm.gated_gemm(x, gate, up)
+
+
+@pytest.mark.parametrize(
+    ("a_spec", "b_spec", "sent"),
+    [
+        (P("x", None), P(None, "y"), set()),  # rows and columns, with their scales
+        (P("x", "y"), P("y", None), {"all-reduce"}),  # sums are added up before they are scaled
+    ],
+)
+def test_over_several_devices(a_spec, b_spec, sent, rng):
+    """Scales of rows and columns lie with these, and none is gathered."""
+    on = mesh()
+    a, b = values(rng, (16, 32), "int8"), values(rng, (32, 24), "int8")
+    a_scale, b_scale = scale(rng, (16, 1)), scale(rng, (1, 24))
+    placed = (
+        put(a, on, a_spec),
+        put(b, on, b_spec),
+        put(a_scale, on, P(a_spec[0], None)),
+        put(b_scale, on, P(None, b_spec[1])),
+    )
+    run = jax.jit(lambda a, b, s, t: jaxgemm.gemm(a, b, a_scale=s, b_scale=t, activation="relu")).lower(*placed)
+    compiled = run.compile()
+    check(compiled(*placed), np.maximum(exact(a, b, a_scale, b_scale), 0))
+    assert {name for name in KINDS if f" {name}(" in compiled.as_text()} == sent
+
+
+def test_inside_of_a_shard_map(rng):
+    on = mesh((4,), ("x",))
+    a, b = values(rng, (16, 32), "float8_e4m3fn"), values(rng, (32, 24), "float8_e4m3fn")
+    a_scale, b_scale = scale(rng, (16, 1)), scale(rng, (1, 24))
+
+    def local(a, b, a_scale, b_scale):
+        return jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale)
+
+    mapped = jax.jit(jax.shard_map(local, mesh=on, in_specs=(P("x"), P(), P("x"), P()), out_specs=P("x")))
+    check(mapped(a, b, a_scale, b_scale), exact(a, b, a_scale, b_scale), 2.0**-20, lost(a, b, a_scale, b_scale))
+
+
+def test_exported(rng):
+    """Also with extents that are not known."""
+    (m,) = export.symbolic_shape("m")
+    types = [jax.ShapeDtypeStruct(s, t) for s, t in (((m, K), "int8"), ((K, N), "int8"), ((m, 1), "float32"))]
+    made = export.export(jax.jit(lambda a, b, s: jaxgemm.gemm(a, b, a_scale=s, bias=jnp.ones(N))))(*types)
+    loaded = export.deserialize(made.serialize())
+    for rows in (3, M):
+        a, b, s = values(rng, (rows, K), "int8"), values(rng, (K, N), "int8"), scale(rng, (rows, 1))
+        check(loaded.call(a, b, s), exact(a, b, s) + 1)
+    (k,) = export.symbolic_shape("k")
+    types = [jax.ShapeDtypeStruct(s, "int8") for s in ((M, k), (k, N))]
+    with pytest.raises(ValueError, match="sums of k = k products may pass what int32 holds; scaled ones need a known"):
+        export.export(jax.jit(lambda a, b: jaxgemm.gemm(a, b, a_scale=jnp.float32(2))))(*types)

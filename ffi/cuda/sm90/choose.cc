@@ -14,18 +14,19 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int64_t kMaxSplit = 256;
-// Elements from row to row of an unaligned operand that is loaded where it lies. Its tensor map has 8 rows in
-// one, whose extent is counted in 32 bits.
+// The most elements from row to row of an unaligned operand that is loaded where it lies. Its tensor map
+// joins 8 rows to one, whose extent has 32 bits.
 constexpr int64_t kMaxPitch = 1 << 27;
 
-// Where there is one wave the grid's coordinates say which block has which tile, if the walk is along the
-// rows or the columns. Other walks then cost the kernel divisions: this factor, and they are considered only
-// where K has at least so many steps (sources "walks" of benchmarks/results/sm90_configurations.json).
+// In a single wave the grid's coordinates say which block has which tile, if the walk is along the rows or
+// the columns. For any other walk the kernel divides, and takes longer by the factor kDividedWalk. Such a
+// walk is considered only if K has at least kDividedWalkSteps steps (sources "walks" of
+// benchmarks/results/sm90_configurations.json).
 constexpr double kDividedWalk = 1.02;
 constexpr int64_t kDividedWalkSteps = 16;
 
-// Pieces of k that a tail may have, and how often its pieces may fill the machine: more make many partial
-// results.
+// The numbers of pieces of k that a tail may have, and how many times its pieces may fill the machine. More
+// pieces would make many partial results.
 constexpr int kTails[] = {2, 3, 4, 6, 8};
 constexpr double kTailWaves = 2;
 
@@ -62,14 +63,14 @@ bool splittable(const GemmProblem& p, const Shape& s) {
 
 // Whether the blocks of a cluster may share K.
 bool sliceable(const GemmProblem& p, const TileConfig& t, const Config& c) {
-  if (accumulator_of(p.a.dtype) == DType::kS32) return false;  // what they exchange are sums in fp32
+  if (accumulator_of(p.a.dtype) == DType::kS32) return false;  // blocks exchange sums in fp32
   return fixed(p, "reduction") != static_cast<int>(Reduction::kWorkspace) && c.cluster_m * c.cluster_n == 1 &&
          fixed(p, "grid") != static_cast<int>(Grid::kResident);
 }
 
-// Whether y, which is x here, may be shifted on its way: where it is unaligned, or the option asks for it.
-// The products of a batch must begin at multiples of 16 bytes, so that their lines have the same
-// misalignments.
+// Whether a tile may shift the matrix x, which is the engine's y, on its way: if x is unaligned, or the
+// option asks for it. The products of a batch must begin at multiples of 16 bytes, so that their lines are
+// misaligned alike.
 bool realignable(const GemmProblem& p, const Matrix& x) {
   for (int i = 0; i < 2; ++i) {
     if (p.batch[i] > 1 && x.batch_stride[i] % 8 != 0) return false;
@@ -77,7 +78,7 @@ bool realignable(const GemmProblem& p, const Matrix& x) {
   return x.ld <= kMaxPitch && (x.ld % 8 != 0 || fixed(p, "unaligned"));
 }
 
-// Whether tiles may have every eighth row of A: where A is unaligned, or the option asks for it.
+// Whether tiles may have every eighth row of A: if A is unaligned, or the option asks for it.
 bool takes_every_eighth(const GemmProblem& p, bool swap) {
   const bool row_major = !swap && !p.a.transposed && !p.b.transposed && p.batch_count() == 1;
   return row_major && p.a.ld <= kMaxPitch && (p.a.ld % 8 != 0 || fixed(p, "every_eighth"));
@@ -94,7 +95,7 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
     ranked->push_back(fixed(p, "walk_height") ? RankedConfig{config, cost_of(p, s, t, config, machine)}
                                               : best_walk(p, s, t, config, machine));
   };
-  // Where the option asks for sums in a cluster, K is split there or not at all.
+  // If the option asks for sums in a cluster, K is split in clusters or not at all.
   const bool in_cluster = fixed(p, "reduction") == static_cast<int>(Reduction::kCluster);
   const auto slice = [&](int split) {
     if (!sliceable(p, t, c) || !t.can_slice(split)) return;
@@ -131,8 +132,8 @@ void consider(const GemmProblem& p, const Shape& s, Config c, const Machine& mac
   for (const int split : {2, 4, 8}) {
     if (k_blocks / split >= 2) slice(split);
   }
-  // As many pieces as fill the machine 1, 2, 3 or 5 times; or, where they do not fill it once, pieces of 2,
-  // 4, 8 or 16 steps. Each has at least two steps.
+  // As many pieces as fill the machine 1, 2, 3 or 5 times; and pieces of 2, 4, 8 or 16 steps, if these do
+  // not fill it once. Each piece has at least two steps.
   std::set<int64_t> splits;
   for (const int64_t fill : {1, 2, 3, 5}) splits.insert(std::min<int64_t>(fill * sms / tiles, kMaxSplit));
   for (const int64_t steps : {2, 4, 8, 16}) {
@@ -156,14 +157,14 @@ bool tile_allowed(const GemmProblem& p, const Shape& s, int tile, bool swap) {
   return !t.every_eighth || takes_every_eighth(p, swap);
 }
 
-// Whether clusters of m x n blocks may share the loads of such tiles.
+// Whether clusters of m x n blocks may share the loads of their tiles.
 bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, int m, int n) {
   // Each of m blocks loads whole periods of the swizzle of a K-major y.
   if (!s.y_mn_major && t.result_n() % (8 * m) != 0) return false;
-  // Every device has room for clusters of 8. Warps that shift y do so for their own block only.
+  // Every device has room for clusters of 8. Warps that shift y shift it for their own block only.
   if (m * n > (t.realigns ? 1 : 8)) return false;
   // Large tiles load little for what they multiply: clusters of more than two of them are considered only if
-  // the options ask for them, or where rows straddle lines of L2 and so take longer to load.
+  // the options ask for them, or if rows straddle lines of L2 and so take longer to load.
   const bool asked = fixed(p, "cluster_m") && fixed(p, "cluster_n");
   const bool long_loads = !whole_lines(p.a.ld) || !whole_lines(p.b.ld);
   if (!asked && !long_loads && m * n > 2 && t.tile_m * t.tile_n > 128 * 128) return false;

@@ -13,7 +13,7 @@ struct RankedConfig {
 };
 
 // All of them, the cheapest first: a pure function of its arguments. Options that the problem's config fixes
-// are kept. Empty when nothing matches.
+// are kept. Empty if no configuration can run the problem.
 std::vector<RankedConfig> rank_configs(const GemmProblem& problem, const Machine& machine);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,5 +1,5 @@
-// Which configuration runs a grouped product: all that can are ranked by what they should take if groups are
-// as large as random ones.
+// Which configuration runs a grouped product: all that can are ranked by the time that they should take for
+// groups of random sizes.
 #include "choose_grouped.h"
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-// What is expected of sizes that only the device knows.
+// The sizes of groups, which only the device knows, as they are expected to be.
 struct Expected {
-  double groups;  // of a batch, that have weights and tokens
-  double tokens;  // of each of them
+  double groups;  // with weights and tokens, in a product of the batch
+  double tokens;  // of each of these groups
 
   explicit Expected(const GemmProblem& p) {
     const double all = double(p.groups.form == Form::kSums ? p.k : p.m);
@@ -23,9 +23,9 @@ struct Expected {
     groups = std::max(1.0, std::min(double(p.batch[1]), all * part));
     tokens = std::max(1.0, all * part / groups);
   }
-  // Tiles of so many tokens that a group makes, where a part of a tile counts in units of `step` tokens.
-  // Where cuts between groups are random, sizes have about an exponential distribution, of which this is the
-  // mean of size / step, rounded up.
+  // How many tiles of `tile` tokens a group makes. A part of a tile counts as its tokens, rounded up to a
+  // multiple of `step`. If cuts between groups are random, sizes have about an exponential distribution,
+  // for which this is the mean.
   double tiles(int tile, int step) const { return double(step) / tile / -std::expm1(-step / tokens); }
 };
 
@@ -39,20 +39,20 @@ GemmProblem stand_in(const GemmProblem& p, const Expected& expected) {
   return dense;
 }
 
-// What follows is read off benchmarks/results/nvidia-h200/grouped.json, whose products were timed by each
-// tile.
+// The constants below are read off benchmarks/results/nvidia-h200/grouped.json, which has times of products
+// by each tile.
 
-// How many times the expected tokens of a group a tile must have if they lie along its columns. Where a group
-// makes several such tiles, their forms take different times, so that blocks drift apart and load the weights
-// that they share again.
+// A tile with tokens along its columns must have at least so many times the expected tokens of a group. If
+// a group made several tiles, the tiles' forms would take different times, and blocks would drift apart and
+// load the weights that they share again.
 constexpr double kSpareColumns = 2;
-// How many times the expected tokens of a group a tile may have: a larger one loads no faster, and idles
-// longer.
+// A tile may have at most so many times the expected tokens of a group: a larger tile loads no faster, and
+// idles longer.
 constexpr double kIdleTokens = 4;
-// Groups of fewer tokens are counted as of so many, as the smallest tile is none too large for them.
+// Groups of fewer tokens count as groups of so many: the smallest tile is not too large for them.
 constexpr double kLeastTokens = 4;
 
-// Sums of fewer tokens are bound by writing them, and rows of wide tiles make longer runs in memory.
+// Writing results bounds sums of fewer tokens, and wide tiles write longer runs of memory.
 constexpr double kShortSums = 16;
 
 bool worthwhile(const GemmProblem& p, const TileConfig& t, const Expected& expected) {
@@ -70,8 +70,8 @@ bool allowed(const GemmProblem& p, const Config& c) {
   return p.gated == (t.gated != Axis::kNone) && launch_allowed(p, c);
 }
 
-// Whether clusters of m x n blocks may share loads. They share tokens, as all tiles of a cluster have the
-// same.
+// Whether clusters of m x n blocks may share loads: those of tokens, which all tiles of a cluster have in
+// common.
 bool cluster_allowed(const GemmProblem& p, const Shape& s, const TileConfig& t, int m, int n) {
   if (fixed(p, "cluster_m") ? fixed(p, "cluster_m") != m : ceil_div(s.m, t.result_m()) < m) return false;
   if (fixed(p, "cluster_n") ? fixed(p, "cluster_n") != n : ceil_div(s.n, t.result_n()) < n) return false;
@@ -90,13 +90,13 @@ RankedConfig best_walk(const GemmProblem& dense, const Shape& s, const TileConfi
     if (fixed_height ? height != 1 : height / 4 >= units.rows && height > 1) continue;
     c.walk_height = fixed_height ? fixed_height : height;
     const Cost found = cost(dense, s, t, c, machine, units);
-    // Of walks that should be equal the highest: some groups have more tokens than is expected.
+    // Of walks with equal times the highest is taken: some groups have more tokens than expected.
     if (height == 1 || found.total <= best.cost.total) best = {c, found};
   }
   return best;
 }
 
-// What all tiles that the problem allows should take, or with `any` false those that are worthwhile.
+// The costs of all tiles that the problem allows; if `any` is false, of the worthwhile ones only.
 std::vector<RankedConfig> rank_tiles(const GemmProblem& p, const Machine& machine, bool any) {
   std::vector<RankedConfig> ranked;
   const Expected expected(p);
@@ -124,8 +124,8 @@ std::string too_many(const char* what, int64_t count, int64_t most) {
 }  // namespace
 
 std::vector<RankedConfig> rank_grouped(const GemmProblem& p, const Machine& machine) {
-  // A tile that the problem fixes is taken as it is. So is any where none is worthwhile: gated products have
-  // few.
+  // A tile that the problem fixes need not be worthwhile. If no tile is worthwhile, any tile may be taken:
+  // gated products have few.
   const bool fixed_tile = fixed(p, "tile_m") || fixed(p, "tile_n");
   std::vector<RankedConfig> ranked;
   if (!fixed_tile) ranked = rank_tiles(p, machine, false);
@@ -137,7 +137,7 @@ std::string unsupported_groups(const GemmProblem& p) {
   const bool sums = p.groups.form == Form::kSums;
   if (p.batch[1] == 0 || p.groups.count == 0) return "kernel 'sm90' has no grouped product without groups";
   if (p.k == 0) return "kernel 'sm90' has no grouped product with k = 0";
-  // Tokens, groups and tiles are counted through all batches, in 31 bits at most.
+  // The kernel counts tokens, groups and tiles of all batches together, in 31 bits at most.
   constexpr int64_t kMost = INT32_MAX / 2;
   const int64_t tokens = (sums ? p.k : p.m) * p.batch[0], groups = (p.groups.count + 1) * p.batch[0];
   if (tokens > kMost) return too_many("tokens", tokens, kMost);

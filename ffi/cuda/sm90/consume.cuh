@@ -13,8 +13,8 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Whether a warpgroup passes tiles that end before its rows, as their units say; and how many rows there are
-// from its first on. With planes, warpgroups multiply in turns, and all take theirs.
+// Whether a warpgroup passes over tiles that end before its rows; and how many rows a unit has from its
+// first row on. With planes, warpgroups multiply in turns, and none passes.
 template <typename E>
 constexpr bool kCutsRows = E::kMany || (E::kTokens == Axis::kRows && !E::kPlanes);
 template <typename E, typename Unit>
@@ -25,8 +25,8 @@ __device__ __forceinline__ int rows_left(const Unit& unit) {
     return unit.end - unit.row;
 }
 
-// Calls run.operator()<columns, blocks of 64 rows>() with the part of a tile that is multiplied: what holds
-// results, where the tile has a form for it.
+// Calls run.operator()<columns, blocks of 64 rows>() with the part of a tile that is multiplied: the part
+// that holds results, if the tile has a form for it, or else the whole tile.
 template <typename E, typename Unit, typename Run>
 __device__ __forceinline__ void with_form(const typename E::Parameters& p, const Unit& unit, Run&& run) {
   if constexpr (E::kMany && E::kBlocksM > 1) {
@@ -53,9 +53,9 @@ __device__ __forceinline__ void with_form(const typename E::Parameters& p, const
 }
 
 // Whose turn it is to multiply. Ping-pong warpgroups alternate, one unit each: a named barrier for each hands
-// the tensor cores over, since two main loops at once would both finish late. Cooperative ones share every
-// unit. Where a block has one unit only, they start one after the other, as short products were measured to
-// end sooner so.
+// the tensor cores over, since two main loops at once would both finish late. Cooperative warpgroups share
+// every unit. If a block has only one unit, they start one after the other: short products were measured to
+// end sooner this way.
 template <typename E>
 struct Turns {
   const typename E::Parameters& p;
@@ -82,8 +82,8 @@ struct Turns {
   }
 };
 
-// Clears what a stage holds of x's other rows (every eighth row) or of other groups' tokens (sums): infinity
-// times zero is no zero.
+// Clears the elements of a stage that are other rows of x (every eighth row) or other groups' tokens
+// (sums): infinity times zero would not be zero.
 template <typename E, typename Unit>
 __device__ __forceinline__ void clear_others(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                              const Unit& unit, int block, int stage, int row, int warpgroup) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void consume(const typename E::Parameters& p, const S
   bool more = units.find();
   for (int turn = 0; more; ++turn) {
     const auto unit = units.unit();
-    // Once for both ways below, where its code would stand twice.
+    // Here, not on both paths below, so that the code of next() is there once.
     if constexpr (E::kStartsSoon) more = units.next();
     if (!turns.has(turn)) {
       ring.skip(unit.k_blocks);

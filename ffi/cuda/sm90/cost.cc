@@ -2,26 +2,28 @@
 //
 // A step of k. A block's time for a step (step_time) is the larger of what its multiprocessor needs, for
 // tensor cores, shared memory or shifting y, and what its loads need of L2. L2 has two rates: bytes that go
-// into multiprocessors, and lines that it sends, one of which serves all blocks of a GPC that ask for it at
-// about the same time. A step is no shorter than the latency of a load divided by the ring's stages. Where
-// the machine is not full a block has more of L2 to itself.
+// into multiprocessors, and lines that it sends. One sent line serves all blocks of a GPC that ask for it at
+// about the same time. A step is no shorter than the latency of a load divided by the ring's stages. If the
+// machine is not full, a block has more of L2 to itself.
 //
-// The whole. Units run in waves, and each ends with an epilogue, which ping-pong hides under the other
-// warpgroup's main loop. Device memory runs beside this and bounds it; what L2 drops before it is read again
-// is read from memory again, which depends on the walk over the units. Splitting K makes more units at the
-// price of partial results and a second kernel, or, within a cluster, of exchanging sums. Unaligned operands
-// are copied first, or cost more to load. A gated product loads and multiplies whole tiles and stores half of
-// each. Long products heat the chip until it lowers the multiprocessors' clock, but not that of its memories.
+// The whole. Units run in waves, and each unit ends with an epilogue, which ping-pong hides under the other
+// warpgroup's main loop. Device memory works at the same time, and its time bounds the whole. Bytes that L2
+// drops too early are read from memory again; how many depends on the walk over the units. Splitting K
+// makes more units at the price of partial results and a second kernel, or, within a cluster, of exchanging
+// sums. Unaligned operands are copied first, or cost more to load. A gated product loads and multiplies
+// whole tiles and stores half of each. Long products heat the chip until it lowers the multiprocessors'
+// clock, but not the memories' clock.
 //
-// The constants were fitted by benchmarks/fit.py to timings of products drawn at random and of some that
-// models have, many configurations of each: by the time that the model's choice loses against the best of
-// them, and by how far its times are off. The timings are sources of
-// benchmarks/results/sm90_configurations.json: nvidia-h200/fit and, of nvidia-h100-80gb-hbm3, walks_fit,
-// eighths_fit, copied_fit and realigned_fit. What finishing takes (kFinish) was fitted later, to
-// nvidia-h200's fit, present_fit, odd_fit and finished_fit, of which the last has unaligned results with a
-// bias; what clusters, copies, unaligned results and tiles of every eighth row take was fitted to odd_fit
-// too. What planes take (kPlane, kSplit) was fitted to planes_fit. The rates are an H200's, and memory's is
-// scaled to the machine's. Constants absorb what the model leaves out, so they are not the machine's rates.
+// benchmarks/fit.py fitted the constants to timings of products: random ones, and some that neural networks
+// have. Each product was timed in many configurations. The fit makes two things small: the time that the
+// model's choice loses against the fastest configuration, and the errors of expected times. The timings are
+// sources of benchmarks/results/sm90_configurations.json: nvidia-h200/fit and, of nvidia-h100-80gb-hbm3,
+// walks_fit, eighths_fit, copied_fit and realigned_fit. The times of finishing (kFinish) were fitted later,
+// to nvidia-h200's fit, present_fit, odd_fit and finished_fit; finished_fit has unaligned results with a
+// bias. The times of clusters, copies, unaligned results and tiles of every eighth row were fitted to
+// odd_fit as well, and the times of planes (kPlane, kSplit) to planes_fit. The rates are an H200's;
+// memory's rate is scaled to the machine's. Constants absorb what the model leaves out, so they are not the
+// hardware's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -34,11 +36,11 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-// Steps of a unit from which on kRingFill counts whole, as rings have about so many stages.
+// kRingFill counts in full for units of at least so many steps: rings have about as many stages.
 constexpr double kRingFillSteps = 8;
 
-// Bytes of both operands that all blocks together keep in flight, and stages that a block fills in any case.
-// Memory needs as many to be busy. More make few rows of long sums slower
+// Bytes of both operands that all blocks together keep in flight, so that memory is busy; and stages that a
+// block fills in any case. With more bytes in flight, products of few rows and long sums are slower
 // (docs/experiments/loads.md); we believe because blocks drift apart.
 constexpr double kBytesInFlight = 9e6;
 constexpr int kMinStages = 4;
@@ -67,7 +69,7 @@ class Operand {
         pitch_(every_eighth_ ? 8 * x.ld : x.ld),
         copied_(lines_ > 1 && x.ld % 8 != 0 && !(is_y ? t.realigns : t.every_eighth)) {}
 
-  // Bytes to copy an unaligned operand: those read, and those written, weighted.
+  // Bytes that copying an unaligned operand moves: bytes read plus weighted bytes written.
   double repacked() const {
     return copied_
                ? 2 * double(lines_) * (double(length_) + kRepackWrite * double(round_up(length_, kL2Line)))
@@ -80,7 +82,7 @@ class Operand {
                                               : (every_eighth_ ? kStraddleEveryEighth : 1) *
                                                     (pitch_ % 16 == 0 ? kStraddleSectors : kStraddleLines);
   }
-  // Rows in a line of L2, about; 1 where a row fills one.
+  // About how many rows a line of L2 holds; 1 if a row fills a line.
   double rows_in_line() const { return std::max(1.0, kL2Line / double(std::max<int64_t>(1, length_))); }
 
  private:
@@ -137,8 +139,8 @@ double soft_max(double a, double b, double exponent) {
   return std::pow(std::pow(a, exponent) + std::pow(b, exponent), 1 / exponent);
 }
 
-// Of `count` units that follow each other in the walk, the part of their rows and of their columns that is
-// distinct. They may begin anywhere in a walk down `height` rows at a time.
+// For `count` units that follow each other in the walk: which part of their rows, and which part of their
+// columns, is distinct. The units may begin anywhere in a walk down `height` rows at a time.
 struct Distinct {
   double rows, columns;
 
@@ -150,7 +152,7 @@ struct Distinct {
   }
 };
 
-// A configuration on a problem, and what several functions below need of it.
+// A configuration on a problem, with values that several functions below need.
 struct Case {
   const GemmProblem& p;
   const Shape& s;
@@ -160,7 +162,7 @@ struct Case {
   Operand a, b;
   UnitCounts u;
   double bytes;             // of an element of the operands
-  double planes, products;  // of each operand, and of two planes; 1 where operands are multiplied as they are
+  double planes, products;  // planes of an operand, and products of planes; 1 without planes
   double throttle;          // how many times longer multiprocessors take, as power lowers their clock
 
   Case(const GemmProblem& p, const Shape& s, const TileConfig& t, const Config& c, int sms,
@@ -177,7 +179,7 @@ struct Case {
 };
 
 // Lines of kLineBytes that a block loads in a step, of the engine's rows and columns: its share of what
-// the blocks of a cluster load together. `more`: what straddling lines of L2 adds, counted in lines.
+// the blocks of a cluster load together. `more`: what rows that straddle lines of L2 add, counted in lines.
 struct LoadedLines {
   double rows, columns, more;
 
@@ -210,16 +212,16 @@ double multiply_time(const Case& x, int tile_n) {
   return std::max({multiply, feed, realign});
 }
 
-// What a step's loads take L2.
+// The time of a step's loads in L2.
 double load_time(const Case& x, int tile_n) {
   const UnitCounts& u = x.u;
   const LoadedLines lines(x, tile_n);
   const Distinct distinct(u, u.of_gpc(x.c.cluster()), x.c.walk_height);
-  // Tiles of every eighth row load y from where their rows begin. Neighbours begin at so many different
-  // places.
+  // Tiles of every eighth row load y from where their rows begin. `starts` is the number of different
+  // places at which neighbours begin.
   const double starts =
       x.t.every_eighth ? std::max(1.0, std::min(double(x.c.walk_height), u.rows) / std::ceil(u.rows / 8)) : 1;
-  // Blocks of a GPC that load the same line do so together but for kDrift; those of a cluster always do.
+  // Blocks of a GPC load a common line together but for kDrift; blocks of a cluster always do.
   const auto sent_of = [](double part, bool shared) { return shared ? 1 : part + kDrift * (1 - part); };
   const double sent = sent_of(distinct.rows, x.c.cluster_n > 1) * lines.rows +
                       sent_of(std::min(1.0, distinct.columns * starts), x.c.cluster_m > 1) * lines.columns;
@@ -289,8 +291,8 @@ double epilogue_time(const Case& x) {
   return time;
 }
 
-// Bytes that are read from memory again, as L2 does not hold them for so long: the columns, by every swath of
-// rows, and a swath's rows, by every wave of units along them.
+// Bytes that are read from memory again because L2 does not hold them long enough. Every swath of rows
+// reads the columns, and every wave of units along a swath reads the swath's rows.
 double read_again(const Case& x) {
   const UnitCounts& u = x.u;
   const double line = x.bytes * double(x.s.k) * x.planes / x.c.split_k,
@@ -306,7 +308,7 @@ double read_again(const Case& x) {
   return u.products * (rows + columns);
 }
 
-// Bytes of all results, partial ones where K is split.
+// Bytes of all results; of partial results if K is split.
 double all_result_bytes(const Case& x) {
   return result_bytes(x) * double(x.s.batch) * double(x.s.m) * double(x.s.n) * x.c.partials();
 }
@@ -343,7 +345,7 @@ double split_time(const GemmProblem& p) {
   const PlaneScheme scheme = plane_scheme(p.arithmetic);
   const double elements = double(p.batch_count()) * double(p.k) * double(p.m + p.n);
   const double time = copy_time(elements * ((scheme.scaled ? 8 : 4) + 2 * scheme.planes));
-  return time + (scheme.scaled ? 3 * kSplitLaunch : 0);  // one pass more, and two that end at once
+  return time + (scheme.scaled ? 3 * kSplitLaunch : 0);  // a further pass, and two that end at once
 }
 
 int idle_stages(const Shape& s, const TileConfig& t, const Config& c, int sms) {

@@ -7,8 +7,8 @@
 namespace jaxgemm::cuda::sm90 {
 
 // Tells the producers of all blocks that wrote a stage that this warpgroup has read it. A thread for each
-// block holds the address of that block's barrier. Nothing may delay the next stage's products, so this is
-// one predicated instruction, which also runs where there is no stage to release yet.
+// block holds the address of that block's barrier. Nothing may delay the next stage's products, so a release
+// is one predicated instruction, which also runs if there is no stage to release yet.
 template <typename E>
 class StageRelease {
  public:
@@ -31,9 +31,10 @@ class StageRelease {
   uint32_t barrier_ = 0, held_ = 0;
 };
 
-// Releases the next `count` stages, of which this warpgroup multiplies nothing. Its first warp does that
-// alone: no wgmma keeps the others in step with it, and one that still writes results of the tile before
-// would find barriers that have moved on by two phases, which look as if they had not moved.
+// Releases the next `count` stages, of which this warpgroup multiplies nothing. Only the warpgroup's first
+// warp waits for the stages, since no wgmma keeps the other warps in step with it. A warp that still writes
+// results of the tile before might find that a barrier has moved on by two phases, which looks as if it had
+// not moved.
 template <typename E>
 __device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const ClusterPlace& place,
                                             RingPosition<E::kStages>& ring, int warpgroup, int count) {
@@ -51,8 +52,8 @@ __device__ __forceinline__ void pass_stages(const SharedLayout<E>& shared, const
 // acc = rows [row, row + kWarpgroupRows) of x, or the first kBlocks blocks of 64 of them, times the first
 // kColumns rows of y, over the next k_blocks >= 1 stages. One stage's products are in flight while the next
 // stage's are issued, and only then is the stage released. Three hooks: `arrived` is called with the number
-// of each stage and the stage when that has arrived, `started` when the products of the first have been
-// issued, and `issued` when all products have been issued but not yet waited for.
+// of each block of k and its stage when the stage has arrived, `started` when the products of the first stage
+// have been issued, and `issued` when all products have been issued but not yet waited for.
 template <typename E, int kColumns, int kBlocks = E::kBlocksM, typename Arrived, typename Started,
           typename Issued>
 __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayout<E>& shared,
@@ -66,8 +67,9 @@ __device__ __forceinline__ void multiply(Accumulators<E>& acc, const SharedLayou
   const uint64_t y_base = Y::descriptor(shared.y);
   StageRelease<E> release(shared, place);
 
-  // The first stage stays in the loop: with code of its own before it, the compiler finds no registers to
-  // keep the products of large tiles in flight, and makes each wait for the one before.
+  // The first stage stays in the loop: with code of its own before the loop, the compiler finds no
+  // registers to keep the products of large tiles in flight, and makes each product wait for the one
+  // before.
   uint32_t accumulate = 0;
   for (int block = 0; block < k_blocks; ++block) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);

@@ -35,7 +35,7 @@ PlannedOperand plan_operand(const Matrix& matrix, int64_t rows, bool k_major, co
   x.repack = true;
   x.ld = round_up(x.inner(), kL2Line);
   const int64_t product = x.ld * x.outer();
-  // Where a level of the batch is broadcast its stride is 0, and stays 0: the copy holds each matrix once.
+  // If a level of the batch is broadcast, its stride is 0 and stays 0: the copy holds each matrix once.
   const int64_t inner_count = x.batch_stride[1] ? p.batch[1] : 1;
   const int64_t outer_count = x.batch_stride[0] ? p.batch[0] : 1;
   if (x.batch_stride[1]) x.batch_stride[1] = product;

@@ -29,23 +29,23 @@ struct Plan {
   PlannedOperand a, b, b_up;  // b_up has no rows unless the problem is gated
   size_t partial_offset = 0;  // of the splits' partial results, fp32
   int64_t partial_pitch = 0;
-  int idle_stages = 0;  // of the ring, which are left empty: see cost.h
+  int idle_stages = 0;  // stages of the ring that are left empty: see cost.h
   size_t workspace = 0;
 
   const PlannedOperand& x() const { return config.swap ? b : a; }
   const PlannedOperand& y() const { return config.swap ? a : b; }
 };
 
-// Plans a and b, and their copies' places in the workspace if they need any: `workspace` is what of it has
-// been taken. In place: tiles load the operand where it lies though it may be unaligned.
+// Plans a and b, and the places in the workspace of copies that they need. `workspace` counts the bytes
+// taken so far. `a_in_place`, `b_in_place`: tiles load the operand where it lies, even if it is unaligned.
 void plan_operands(const GemmProblem& problem, bool a_in_place, bool b_in_place, Plan* plan,
                    size_t* workspace);
 
-// Why the copy engine, whose coordinates have 32 bits, cannot reach all of such extents; or an empty string.
+// Why the copy engine, whose coordinates have 32 bits, cannot reach all of these extents; or an empty string.
 std::string too_long(std::initializer_list<int64_t> extents);
 
-// Whether the bases are aligned is known only at the launch. XLA aligns buffers to 256 bytes, so they are
-// assumed to be aligned to 16 and the launch refuses others.
+// Whether operands' addresses are aligned is known only at the launch. XLA aligns buffers to 256 bytes, so
+// a plan assumes that addresses are aligned to 16 bytes, and the launch refuses others.
 Plan make_plan(const GemmProblem& problem);
 // The same for a configuration that was chosen before.
 Plan make_plan(const GemmProblem& problem, const Config& config);

@@ -45,7 +45,7 @@ struct Loads {
     y.load(stage, barrier, k + y_ahead);
     up.load(stage, barrier, k);
   }
-  // Makes the compiler compute here what the first load needs.
+  // Makes the compiler compute here the values that the first load needs.
   __device__ __forceinline__ void pin() {
     if constexpr (E::kIsDense) {
       x.pin();
@@ -85,8 +85,8 @@ struct Loads {
         }()) {}
 };
 
-// The stages that the loading warp fills. `ring_` is the next one. Where `idle_stages` are to stay empty, so
-// many of the stages that come after it must have been read, too: `ahead_` is the last of them.
+// The stages that the loading warp fills. `ring_` is the next stage. If `idle_stages` are to stay empty,
+// that many stages after it must have been read, too; `ahead_` is the last of them.
 template <typename E>
 class RingFill {
  public:
@@ -122,9 +122,9 @@ class RingFill {
 };
 
 // The loading warp's part of a block. Where the first load goes is computed before the barriers are `ready`.
-// All lanes compute it, so that the results lie in uniform registers, where the copy instruction needs them.
-// So sizes and offsets of groups are read before wait_for_previous_kernel(): a kernel that this one overlaps
-// must not write them, nor start before the one that did (Launch::overlaps).
+// All lanes compute it, so that the results lie in uniform registers, where the copy instruction needs
+// them. So sizes and offsets of groups are read before wait_for_previous_kernel(): a kernel that this one
+// overlaps must not write them, nor start before the kernel that wrote them (Launch::overlaps).
 template <typename E, typename Units, Sharing kSharing, typename Ready>
 __device__ __forceinline__ void produce(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                         Ready&& ready) {
@@ -161,8 +161,9 @@ __device__ __forceinline__ void produce(const typename E::Parameters& p, const S
   }
 }
 
-// By the way that its block comes to units, and whose loads it shares. Each has code of its own: when a
-// kernel starts its instructions are not cached, so the code that runs should lie together.
+// Calls produce() for the way in which the block comes to units, and for the blocks that share its loads.
+// Each case has code of its own: when a kernel starts, its instructions are not cached, so the code that
+// runs should lie together.
 template <typename E, typename Ready, typename BlockReady, typename ClusterReady>
 __device__ __forceinline__ void produce_units(const typename E::Parameters& p, const SharedLayout<E>& shared,
                                               bool sliced, Ready&& ready, BlockReady&& block_ready,
@@ -175,7 +176,8 @@ __device__ __forceinline__ void produce_units(const typename E::Parameters& p, c
   if (E::kMany || p.schedule.cluster_shift == 0 || sliced)
     return produce<E, Several, Sharing::kNone>(p, shared, ready);
   if constexpr (!E::kMany) {
-    // Clusters share tokens, which all tiles of a cluster have; where these are summed over, either operand.
+    // Clusters share the loads of tokens, which all tiles of a cluster have in common. If tokens are summed
+    // over, clusters share the loads of either operand.
     if constexpr (E::kTokens != Axis::kColumns) {
       if (E::kTokens == Axis::kRows || p.schedule.cluster_m == 1)
         return produce<E, Several, Sharing::kX>(p, shared, cluster_ready);

@@ -70,7 +70,7 @@ TileSchedule make_schedule(const Plan& plan, const GemmProblem& p, int multiproc
   s.narrow_col = narrow ? static_cast<int>(tile_columns - 1) : -1;
   if (narrow && !s.one_wave)
     s.narrow_stride = static_cast<uint32_t>(narrow_stride(c, rows, columns, products, resident));
-  // A grid of a block for each tile has one for each narrow tile, too.
+  // A grid with a block for each tile has a block for each narrow tile, too.
   if (s.narrow_stride > 0 && c.grid == Grid::kTiles) s.narrow_stride = s.rows;
   set_walk(height, columns, &s);
   set_pieces(c, ceil_div(p.k, step_k(p)), &s);

@@ -7,10 +7,11 @@
 // patch, whose operands L2 holds.
 //
 // Three things depart from this order:
-//  - Where there are no more units than blocks (one_wave), the grid's own coordinates say which block has
+//  - If there are no more units than blocks (one_wave), the grid's own coordinates say which block has
 //    which tile, along the rows or along the columns, and nothing is divided.
 //  - Clusters of several blocks are dealt to the chip's GPCs in turn. gpc_ordered_unit() gives the clusters
-//    of one GPC units that follow each other: what its blocks load at about the same time, L2 sends once.
+//    of one GPC units that follow each other: lines that its blocks load at about the same time, L2 sends
+//    once.
 //  - A narrow last column of tiles may come after all others (narrow_stride() in unit_counts.h).
 #pragma once
 
@@ -25,8 +26,8 @@ namespace jaxgemm::cuda::sm90 {
 // Which unit of the first wave is cluster i's, where `count` clusters of `size` blocks (2, 4 or 8) run at a
 // time. Blocks that recorded %smid on an H200 showed in which order it deals clusters. Pairs: the first four
 // go to multiprocessors that the rounds below leave over. Then a first round: the 8 GPCs get clusters in
-// turn, until each has those of 8 multiprocessors. Then a second one, the same without the first GPC, which
-// has no more multiprocessors. Another chip may deal them otherwise, which costs time and nothing else.
+// turn, until each has clusters on 8 multiprocessors. Then a second round without the first GPC, which has no
+// more multiprocessors. Another chip may deal clusters otherwise, which costs time and nothing else.
 __host__ __device__ constexpr uint32_t gpc_ordered_unit(uint32_t i, uint32_t count, uint32_t size) {
   constexpr uint32_t kGpcs = 8, kOthers = kGpcs - 1, kTogether = 8, kBeside = 4;
   const auto least = [](uint32_t a, uint32_t b) { return a < b ? a : b; };
@@ -56,16 +57,16 @@ struct TileSchedule {
   Divisor splits;  // partial results of a product
   uint32_t narrow_stride;  // clusters that walk narrow_col after all other tiles; 0: it is among the others
   uint32_t rows;           // rows of clusters
-  Divisor product_tiles;   // clusters of one piece of K of one product, less narrow_col if that comes after
-  Divisor swath_tiles;     // those of a swath: rows that are walked together
+  Divisor product_tiles;   // clusters of one piece of K of one product, less narrow_col if it comes last
+  Divisor swath_tiles;     // clusters of a swath: of rows that are walked together
   Divisor swath_rows, last_swath_rows;
 };
 
 struct Plan;
 
-// The schedule of a plan on a device of so many multiprocessors; no units where there are too many to count.
+// The schedule of a plan on a device of so many multiprocessors; no units if there are too many to count.
 TileSchedule make_schedule(const Plan& plan, const GemmProblem& problem, int multiprocessors);
-// The grid that walks it: blocks along x, y and z.
+// The grid that walks the schedule: blocks along x, y and z.
 std::array<uint32_t, 3> grid_of(const TileSchedule& schedule, const Plan& plan);
 
 // A block's part of a unit: one tile, over one piece of k.
@@ -75,9 +76,9 @@ struct Unit {
   int k_begin, k_blocks;  // in steps
 };
 
-// A block's place in its cluster, and its cluster's in the grid: fixed for the whole launch. Blocks of a row
-// or a column of the cluster share loads: these are its peers, itself included. Where blocks have slices of K
-// instead, a block has no other peers.
+// A block's place in its cluster, and the cluster's place in the grid: fixed for the whole launch. Blocks
+// of a row or a column of the cluster share loads. A block's peers are the blocks of its row and its
+// column, itself included. If blocks have slices of K instead, a block is its only peer.
 struct ClusterPlace {
   uint32_t size, row, col, slice;
   uint32_t rows, cols;
@@ -141,7 +142,7 @@ __device__ __forceinline__ Unit unit_of(const TileSchedule& s, uint32_t row, uin
   return unit;
 }
 
-// The only tile of a block where there is one wave.
+// The only tile of a block, if there is one wave.
 __device__ __forceinline__ Unit only_unit(const TileSchedule& s) {
   const uint32_t x = blockIdx.x, y = blockIdx.y;
   return unit_of(s, s.columns_first ? y : x, s.columns_first ? x : y, blockIdx.z, 0);

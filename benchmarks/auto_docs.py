@@ -24,8 +24,9 @@ _HEAD = """\
 
 <!-- Written by `python benchmarks/auto_docs.py`. Change jaxgemm/choice/rules.py or rules_hopper.py instead. -->
 
-`kernel="auto"` takes one of our kernels where it should be faster than XLA's own product, and leaves everything else to
-XLA. It decides while a program is compiled, by the product's extents, types and layout alone, in this order:
+`kernel="auto"` takes one of our kernels where it should be faster than XLA's product on its default path, which is what
+`jnp.dot` runs, and leaves everything else to XLA. It decides while a program is compiled, by the product's extents,
+types, layout, batch, epilogue and precision, and by the chip, in this order:
 
 1. What was **asked for** is taken, and some products are not `auto`'s to decide (first table).
 2. **Facts** leave a product to XLA (second table).
@@ -41,14 +42,14 @@ A rule names the result file that it was read off. `python benchmarks/choices.py
 rules: what they lose against the faster side of every product, which rule decided how many, and what would be lost
 without it.
 
-m, n and k are rows, columns and the length of the sums. Times are those that ours expects, on the device. Rows are
-aligned if they begin at multiples of 16 bytes.
+m, n and k are rows, columns and the length of the sums. Times in rules are what the cost model expects of our kernel.
+Rows are aligned if they begin at multiples of 16 bytes.
 """
 
 _EXPLAIN = """\
 ## Reading `explain`
 
-`print(jaxgemm.explain(function, *args))` says what decided. An example:
+`print(jaxgemm.explain(function, *args))` says what decided. An example, whose figures are made up:
 
 ```
 {example}

@@ -32,7 +32,10 @@ types, layout, batch, epilogue and precision, and by the chip, in this order:
 2. **Facts** leave a product to XLA (second table).
 3. A **measurement** of this very product on this chip, if `jaxgemm/tuning` holds one, names what was the fastest.
 4. Each kernel that `auto` chooses from says by its cost model which configuration it would run and how long that takes.
-   The least of these times is *ours*. The kernels are {contenders}.
+   The least of these times is *ours*. The kernels, by operands ([arithmetics](precision.md) in brackets):
+
+{contenders}
+
 5. **Rules** are read in order, and the first whose condition holds decides (the tables after that). The last compares
    ours with the time that XLA's product should take, which is modelled for operands whose rows are no multiple of 16
    bytes (`jaxgemm/choice/xla_times.py`). Of aligned rows XLA's product is one of cuBLAS's many kernels: the rules say
@@ -70,10 +73,12 @@ _EXPLAIN = """\
 
 def text() -> str:
     """The page."""
-    kernels = "; ".join(
-        f"{' and '.join(f'`{name}`' for name in known.kernels)} for {' x '.join(dict.fromkeys(types))}"
-        f"{'' if arithmetic == 'plain' else f' in {arithmetic}'}"
-        for (*types, arithmetic), known in rules.CONTENDERS.items()
+    by_kernels: dict[tuple[str, ...], list[str]] = {}
+    for (*types, arithmetic), known in rules.CONTENDERS.items():
+        operands = " × ".join(dict.fromkeys(types)) + ("" if arithmetic == "plain" else f" ({arithmetic})")
+        by_kernels.setdefault(known.kernels, []).append(operands)
+    kernels = "\n".join(
+        f"   - {' and '.join(f'`{name}`' for name in names)}: {', '.join(of)}" for names, of in by_kernels.items()
     )
     parts = [
         _filled(_HEAD, contenders=kernels),

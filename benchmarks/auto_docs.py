@@ -24,14 +24,18 @@ _HEAD = """\
 
 <!-- Written by `python benchmarks/auto_docs.py`. Change jaxgemm/choice/rules.py or rules_hopper.py instead. -->
 
-`kernel="auto"` takes one of our kernels where it should be faster than XLA's own product, and leaves everything else to
-XLA. It decides while a program is compiled, by the product's extents, types and layout alone, in this order:
+`kernel="auto"` takes one of our kernels where it should be faster than XLA's product on its default path, which is what
+`jnp.dot` runs, and leaves everything else to XLA. It decides while a program is compiled, by the product's extents,
+types, layout, batch, epilogue and precision, and by the chip, in this order:
 
 1. What was **asked for** is taken, and some products are not `auto`'s to decide (first table).
 2. **Facts** leave a product to XLA (second table).
 3. A **measurement** of this very product on this chip, if `jaxgemm/tuning` holds one, names what was the fastest.
 4. Each kernel that `auto` chooses from says by its cost model which configuration it would run and how long that takes.
-   The least of these times is *ours*. The kernels are {contenders}.
+   The least of these times is *ours*. The kernels, by operands ([arithmetics](precision.md) in brackets):
+
+{contenders}
+
 5. **Rules** are read in order, and the first whose condition holds decides (the tables after that). The last compares
    ours with the time that XLA's product should take, which is modelled for operands whose rows are no multiple of 16
    bytes (`jaxgemm/choice/xla_times.py`). Of aligned rows XLA's product is one of cuBLAS's many kernels: the rules say
@@ -41,14 +45,14 @@ A rule names the result file that it was read off. `python benchmarks/choices.py
 rules: what they lose against the faster side of every product, which rule decided how many, and what would be lost
 without it.
 
-m, n and k are rows, columns and the length of the sums. Times are those that ours expects, on the device. Rows are
-aligned if they begin at multiples of 16 bytes.
+m, n and k are rows, columns and the length of the sums. Times in rules are what the cost model expects of our kernel.
+Rows are aligned if they begin at multiples of 16 bytes.
 """
 
 _EXPLAIN = """\
 ## Reading `explain`
 
-`print(jaxgemm.explain(function, *args))` says what decided. An example:
+`print(jaxgemm.explain(function, *args))` says what decided. An example, whose figures are made up:
 
 ```
 {example}
@@ -69,10 +73,12 @@ _EXPLAIN = """\
 
 def text() -> str:
     """The page."""
-    kernels = "; ".join(
-        f"{' and '.join(f'`{name}`' for name in known.kernels)} for {' x '.join(dict.fromkeys(types))}"
-        f"{'' if arithmetic == 'plain' else f' in {arithmetic}'}"
-        for (*types, arithmetic), known in rules.CONTENDERS.items()
+    by_kernels: dict[tuple[str, ...], list[str]] = {}
+    for (*types, arithmetic), known in rules.CONTENDERS.items():
+        operands = " × ".join(dict.fromkeys(types)) + ("" if arithmetic == "plain" else f" ({arithmetic})")
+        by_kernels.setdefault(known.kernels, []).append(operands)
+    kernels = "\n".join(
+        f"   - {' and '.join(f'`{name}`' for name in names)}: {', '.join(of)}" for names, of in by_kernels.items()
     )
     parts = [
         _filled(_HEAD, contenders=kernels),

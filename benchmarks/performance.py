@@ -37,9 +37,9 @@ SUITES = {
     "16bit": "Products in 16 bits that bf16 leaves out: layouts, batches, a bias and gelu, f16.",
     "fp32": "Products in fp32 at precision HIGHEST: squares, layouts, batches, few rows, small ones and long sums.",
     "int8": "Products of int8 and uint8: weights row-major (NN) and along k (NT), gradients (TN), few and many rows.",
-    "fp8": "The products of int8 in e4m3fn, with results in bf16; some in e5m2, in fp32 and with a bias and gelu.",
+    "fp8": "Products of e4m3fn with results in bf16: weights row-major and along k, few and many rows.",
     "unseen": "20 products, chosen when no cost model was fitted to them; one has since been fitted to 3019×3023×3037.",
-    "survey": "132 products drawn at random, twelve of each of eleven kinds, which neither rules nor models had seen.",
+    "survey": "132 products drawn at random, twelve of each of eleven kinds; rules have been read off these since.",
     "small": "72 random products of a few microseconds, batches and epilogues among them.",
     "pitches": "60 random products: rows of some operands begin at multiples of 16 bytes, rows of others anywhere.",
     "flat": "24 large flat random results, where `sm90` is weakest; nothing is fitted to them.",
@@ -52,7 +52,7 @@ Device time on the GPU: XLA's over ours in the same run, above 1 ours is faster.
 cuBLAS with XLA's own generated kernels switched off; `jnp.dot` runs the default one, and ours is held to the faster of
 both. Means are geometric. A product is written m×n×k@batch LAYOUT type; layout NT reads b as its transpose. `auto` is
 what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also where `auto` would not take them.
-"measured" has the date, and the commit of what was measured where it is known. Each
+The last column has the date, and the commit if it is known. Each
 result file says with which card, clocks, versions and sources it was measured.
 
 What was tried, and what came of it, is in [experiments](experiments/README.md); the ladder has a

@@ -27,14 +27,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgemm._runtime import GATED_TARGET, GROUPED_GATED_TARGET, GROUPED_TARGET, MANY_TARGET, TARGET, ffi
+from jaxgemm._runtime import (
+    GATED_TARGET,
+    GROUPED_GATED_TARGET,
+    GROUPED_TARGET,
+    MANY_TARGET,
+    SCALED_TARGET,
+    TARGET,
+    ffi,
+)
 
 #: Bytes before and after every buffer. Whole multiples of what XLA aligns buffers to, so that the inner part is aligned
 #: as a buffer of its own would be.
 MARGIN = 4096
 PREFIX = "guarded_"
 #: The calls that are guarded.
-TARGETS = (TARGET, GATED_TARGET, GROUPED_TARGET, GROUPED_GATED_TARGET, MANY_TARGET)
+TARGETS = (TARGET, GATED_TARGET, GROUPED_TARGET, GROUPED_GATED_TARGET, SCALED_TARGET, MANY_TARGET)
 #: What all of a result is where a kernel wrote outside of it; exact in every type.
 SENTINEL = {"f": -12288.0, "i": -559038737}
 
@@ -47,9 +55,11 @@ _BITS = {
     "int32": np.uint32(0x5A5A5A5A),
     "int8": np.uint8(0x5A),
     "uint8": np.uint8(0xFF),  # the workspace as well, where it is NaN in every float
+    "float8_e4m3fn": np.uint8(0x7F),
+    "float8_e5m2": np.uint8(0x7E),
 }
 #: XLA_FFI_DataType's numbers for what kernels take, and their bytes.
-_ITEM_BYTES = {2: 1, 4: 4, 6: 1, 10: 2, 11: 4, 12: 8, 16: 2}
+_ITEM_BYTES = {2: 1, 4: 4, 6: 1, 10: 2, 11: 4, 12: 8, 16: 2, 19: 1, 20: 1}
 
 
 # --- The call as XLA makes it: xla/ffi/api/c_api.h --------------------------------------------------------------

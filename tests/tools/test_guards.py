@@ -12,7 +12,7 @@ import pytest
 from oracle import dtype_of, random
 
 import jaxgemm
-from jaxgemm._runtime import TARGET
+from jaxgemm._runtime import SCALED_TARGET, TARGET
 
 HOST = next(row for row in jaxgemm.kernels() if row.name == "host")
 #: The host kernel's buffers, in the order in which they are looked at.
@@ -137,3 +137,15 @@ def test_calls_are_what_they_were_afterwards():
     with guards.guarded():
         assert jax.ffi.ffi_call is not original
     assert jax.ffi.ffi_call is original
+
+
+def test_every_type_has_poison():
+    """Of what kernels take and write, and of scales."""
+    types = {t for row in jaxgemm.kernels() for rule in row.types for t in rule[:3]}
+    assert types <= guards._BITS.keys()
+    for name in types:
+        bits = guards._BITS[name]
+        assert bits.itemsize == np.dtype(jnp.dtype(name)).itemsize
+        if jnp.issubdtype(jnp.dtype(name), jnp.floating):
+            assert np.isnan(bits.reshape(1).view(jnp.dtype(name)).astype(np.float64))
+    assert {SCALED_TARGET, TARGET} <= set(guards.TARGETS)

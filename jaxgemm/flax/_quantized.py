@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgemm import api
-from jaxgemm.flax._shared import PendingProduct
-from jaxgemm.problem import DimensionNumbers
+from jaxgemm.flax import _shared
 from jaxgemm.products.quantization import quantize
 
 #: The types of values, by what a layer's ``quantize`` says.
@@ -69,7 +67,7 @@ def promoting(layer: Any) -> Callable[..., tuple[Any, Any, Any]]:
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedProduct(PendingProduct):
+class QuantizedProduct(_shared.PendingProduct):
     """A product of inputs, which are quantized when it runs, and of values with these scales."""
 
     scales: jax.Array | None = None
@@ -96,21 +94,9 @@ class QuantizedProduct(PendingProduct):
         return jnp.reshape(out, self.shape)
 
 
-def pend(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    dimension_numbers: DimensionNumbers,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    *,
-    out_sharding: Any = None,
-    kernel: str,
-    scales: jax.Array,
-) -> QuantizedProduct:
-    """As ``dot_general`` of inputs and of what the values ``rhs`` stand for, later."""
-    if out_sharding is not None:
+def pend(lhs: jax.Array, rhs: jax.Array, *dims: Any, scales: jax.Array, **given: Any) -> QuantizedProduct:
+    """As :func:`jaxgemm.flax._shared.pend`, of inputs and of what the values ``rhs`` stand for."""
+    if given.get("out_sharding") is not None:
         raise ValueError("out_sharding is not for quantized layers")
-    (lc, rc), (lb, rb) = dimension_numbers
-    dims = ((tuple(lc), tuple(rc)), (tuple(lb), tuple(rb)))
-    out = lhs.dtype if preferred_element_type is None else np.dtype(jnp.dtype(preferred_element_type))
-    return QuantizedProduct(lhs, rhs, dims, precision, out, None, kernel, scales=scales)
+    given.setdefault("preferred_element_type", lhs.dtype)
+    return QuantizedProduct(**vars(_shared.pend(lhs, rhs, *dims, **given)), scales=scales)

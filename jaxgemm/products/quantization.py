@@ -96,7 +96,9 @@ def composed(x: jax.Array, *, dtype: np.dtype, scaling: str) -> tuple[jax.Array,
     most = float(np.iinfo(dtype).max if integer else jnp.finfo(dtype).max)
     finite = jnp.isfinite(x)
     largest = jnp.max(jnp.where(finite, abs(x), 0.0), axis=axis, keepdims=axis is not None, initial=0.0)
-    scale = jnp.where(largest == 0, np.float32(1), jnp.maximum(largest / np.float32(most), np.float32(_LEAST)))
+    # Two selections: XLA would multiply by the reciprocal of a constant, whose last bit differs.
+    some, one = largest > 0, np.float32(1)
+    scale = jnp.maximum(jnp.where(some, largest, one) / jnp.where(some, np.float32(most), one), np.float32(_LEAST))
     if not integer:
         return (x / scale).astype(dtype), scale
     values = jnp.clip(jnp.round(jnp.where(finite, x, 0.0) / scale), -most, most).astype(dtype)

@@ -26,7 +26,8 @@ from jaxgemm.products.kind import Decision
 
 ROW = find_kernel("sm90")
 built = pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
-TYPES = [types[0::2] for types in ROW.types if types[0] != "float32"]  # planes are of single products
+# Planes and 8 bits are of single products.
+TYPES = [types[0::2] for types in ROW.types if jnp.dtype(types[0]).itemsize == 2]
 
 
 def values(**options):

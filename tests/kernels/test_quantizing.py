@@ -1,4 +1,4 @@
-"""quantize's launch on a GPU: the bits of what it is in jnp."""
+"""quantize's launch on a GPU, and what it is in jnp: the bits of IEEE arithmetic."""
 
 import itertools
 
@@ -23,14 +23,30 @@ def numbers(rng, shape, dtype):
     return x.astype(jnp.dtype(dtype))
 
 
+def in_numpy(x, kind, scaling):
+    """The values and scales: a division and a rounding of float32 each."""
+    x, axis = x.astype(np.float32), quantization._AXES[scaling]
+    finite = np.isfinite(x)
+    largest = np.where(finite, abs(x), np.float32(0)).max(axis=axis, keepdims=axis is not None)
+    most = np.float32(127 if kind == np.int8 else jnp.finfo(kind).max)
+    scale = np.where(largest == 0, np.float32(1), np.maximum(largest / most, np.float32(2.0**-126)))
+    if kind != np.int8:
+        return (x / scale).astype(kind), scale
+    values = np.rint(np.where(finite, x, np.float32(0)) / scale)
+    whole = finite.all(axis=axis, keepdims=axis is not None)
+    return np.clip(values, -127, 127).astype(np.int8), np.where(whole, scale, np.float32(np.nan))
+
+
 def check(x, dtype, scaling):
     kind = np.dtype(jnp.dtype(dtype))
+    want = in_numpy(x, kind, scaling)
     run = jax.jit(lambda x: jaxgemm.quantize(x, dtype, scaling))
-    got = run(jax.device_put(x, jax.devices("cuda")[0]))
-    want = quantization.composed(jax.device_put(x, jax.devices("cpu")[0]), dtype=kind, scaling=scaling)
-    for ours, theirs in zip(got, want, strict=True):
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        np.testing.assert_array_equal(*(np.asarray(y).astype(np.float32) for y in (ours, theirs)))
+    in_jnp = jax.jit(lambda x: quantization.composed(x, dtype=kind, scaling=scaling))
+    on = jax.device_put(x, jax.devices("cuda")[0])
+    for got in (run(on), in_jnp(on)):
+        for ours, theirs in zip(got, want, strict=True):
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+            np.testing.assert_array_equal(*(np.asarray(y).astype(np.float32) for y in (ours, theirs)))
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from cases import LAYOUTS
 from fuzz_cases import LARGEST, MOST, SETS, about, one, same_bits
-from oracle import Product, coarser, poison
+from oracle import Product, coarser, dtype_of, poison
 
 import jaxgemm
 
@@ -57,7 +57,9 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
     rng = np.random.default_rng((seed, index, 3))
     able = [row for row in rows if row.many]
     row = one(rng, able) if able and rng.random() < 0.7 else None
-    types = one(rng, row.types if row else [*sorted({types for row in able for types in row.types}), *WIDE])
+    # Kernels multiply 8 bits in single products.
+    shared = sorted({x for row in ([row] if row else able) for x in row.types if dtype_of(x[0]).itemsize > 1})
+    types = one(rng, shared if row else [*shared, *WIDE])
     case = Case(
         kernel=row.name if row else "auto",
         types=tuple(types),

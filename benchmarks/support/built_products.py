@@ -82,7 +82,7 @@ def products(suite: str) -> list[Timed]:
     elif suite == "gated":
         found = [_gated(layer) for layer in gated_layers.LAYERS["gated"]]
     elif suite == "grouped":
-        found = [_grouped(x) for x in grouped_products.LAYERS["grouped"] if x.dtype == "bfloat16"]
+        found = [_grouped(x) for x in grouped_products.LAYERS["grouped"]]
     else:
         found = [Timed(str(x), _by(x.ours), tuple(x.operands)) for x in SUITES[suite].cases]
     return [x for x in found if x.bytes <= _MOST]

@@ -178,15 +178,15 @@ SIZES = (
     (8, 4096, 14336, 8),
 )
 GATED = ((8192, 4096, 14336, 8), (4096, 2880, 2880, 32), (512, 4096, 14336, 8), (8, 4096, 14336, 8))
-#: Prompts and decoding, by experts that are few and large and by many, with random sizes; one of each with equal ones;
-#: and some in float32.
+#: Prompts and decoding, by experts that are few and large and by many, with random sizes, and one of each with equal
+#: ones; some in float32.
 LAYERS = {
     "grouped": (
         *(Layer(form, *size) for size in SIZES for form in NUMBERS),
         *(Layer(form, *size, equal=True) for size in (SIZES[0], SIZES[-1]) for form in NUMBERS),
         *(Layer("gated", *size) for size in GATED),
-        *(Layer(form, *SIZES[i], dtype="float32") for i in (0, 2, 4, -1) for form in NUMBERS),
-    )
+    ),
+    "grouped_fp32": tuple(Layer(form, *SIZES[i], dtype="float32") for i in (0, 2, 4, -1) for form in NUMBERS),
 }
 KERNELS = ("auto",)
 

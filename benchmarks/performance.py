@@ -203,6 +203,26 @@ def both_builds(content: Row) -> str:
     return markdown(columns, table)
 
 
+def each_by_both(content: Row) -> str:
+    """Two builds in turn: a line for each product."""
+    table = [
+        (row["product"], _us(row["old_us"]), _us(row["new_us"]), _ratio(builds.ratio(row))) for row in content["rows"]
+    ]
+    return markdown(("product", "old, µs", "new, µs", "old / new"), table)
+
+
+def beside_torch(content: Row) -> str:
+    """Products of 8 bits beside torch's."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in content["rows"]:
+        found.setdefault(row["problem"], {})[row["path"]] = row
+    table = [
+        (name, _us(of["jaxgemm auto"].get("us")), _us(of["torch"].get("us")), _ratio(of["jaxgemm auto"]["ratio"]))
+        for name, of in found.items()
+    ]
+    return markdown(("product", "`auto`, µs", "torch, µs", "torch / `auto`"), table)
+
+
 def floors(content: Row) -> str:
     """Products beside what moves their bytes and does nothing else."""
     names = list(content["rows"][0]["us"])
@@ -273,6 +293,19 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
         "commit c89e52b, has three consumer loops and five producers, the new one has one of each. Above 1 the new\n"
         "one is faster.",
         both_builds,
+    ),
+    (
+        "Sums of planes",
+        _H200 / "promotion.json",
+        "fp32 in planes by `sm90`. The new build adds sums over 64 of k up in registers, the old one leaves whole sums\n"
+        "to the tensor core.",
+        each_by_both,
+    ),
+    (
+        "8 bits beside torch",
+        _H200 / "torch.json",
+        "Weights as JAX stores them, (k, n); torch's, for `_scaled_mm` and `_int_mm`, lie along k.",
+        beside_torch,
     ),
     (
         "Tracing",

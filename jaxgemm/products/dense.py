@@ -46,7 +46,7 @@ from jaxgemm.sharding.partition import Assignment, Division, Factors, Local, var
 DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
 
 #: The types of operands and results that kernels have.
-_OURS = {np.dtype(jnp.dtype(name)) for name in dtypes.ELEMENT_TYPES}
+_OURS = {dtypes.named(name) for name in dtypes.ELEMENT_TYPES}
 
 
 def bind(

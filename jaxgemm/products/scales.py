@@ -39,7 +39,7 @@ def scales_of(
     named = {name: as_array(says[name], value) for name, value in given.items() if value is not None}
     if not named:
         return {}
-    if not all(x.name in dtypes.ELEMENT_TYPES and dtypes.ELEMENT_TYPES[x.name].tensor == "8-bit" for x in operands):
+    if not all(map(dtypes.is_8bit, operands)):
         raise TypeError(f"{says[next(iter(named))]} is for operands of 8 bits, got {operands[0]} and {operands[1]}")
     _check_sums(function, operands, k)
     for name, x in named.items():

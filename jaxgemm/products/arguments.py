@@ -224,7 +224,7 @@ def float_operands(function: str, **named: ArrayLike) -> tuple[list[jax.Array], 
     dtype = jnp.result_type(*arrays)
     if not jnp.issubdtype(dtype, jnp.floating):
         names = ", ".join(x.dtype.name for x in arrays)
-        hint = "; those of 8 bits need scales" if function == "gated_gemm" and "int8" in names else ""
+        hint = "; operands of 8 bits need scales" if function == "gated_gemm" and "int8" in names else ""
         raise TypeError(f"{function}: expected floating-point operands, got {names}{hint}")
     # Not weakly typed: composed products would lose that.
     return [_as(x, dtype) for x in arrays], all(map(gives_way, arrays))

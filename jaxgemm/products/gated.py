@@ -220,7 +220,7 @@ GATED = Kind(
         ": a gated product is one launch on one device, and this program is divided over several; map it with "
         "shard_map over all of the mesh's axes"
     ),
-    describe=lambda avals, params, decision, limits, **_: [report.of_problem(avals, params, decision, limits)],
+    describe=report.alone,
     describe_composed=lambda products, decision, **_: report.pair(products, decision.choice),
 )
 gated_p = register(GATED)

@@ -160,7 +160,7 @@ SCALED = Kind(
     narrow=compose,
     refusal=None,
     dimensions=lambda _types, params: _dims(params),
-    describe=lambda avals, params, decision, limits, **_: [report.of_problem(avals, params, decision, limits)],
+    describe=report.alone,
     describe_composed=lambda products, _decision, **_: products,
 )
 scaled_p = register(SCALED)

@@ -32,7 +32,7 @@ from jaxgemm.choice import rules
 from jaxgemm.choice.select import select
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
-from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
+from jaxgemm.problem import DimensionNumbers, Plan, plan
 from jaxgemm.products import axes, report, symbolic
 from jaxgemm.products.arguments import Options, check_kernel, of_one_type
 from jaxgemm.products.call import call

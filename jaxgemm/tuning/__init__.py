@@ -76,7 +76,7 @@ class Key:
         contract = (1 if self.layout[0] == "T" else 2,), (2 if self.layout[1] == "T" else 1,)
         view = plan(lhs, rhs, (contract, ((0,), (0,))))
         types = self.a, self.b, self.d
-        return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, types, Epilogue())
+        return view.problem(types, Epilogue())
 
     @property
     def bytes(self) -> int:

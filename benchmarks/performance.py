@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import jaxgemm
 from jaxgemm.measure import report
 from jaxgemm.tuning import slug
 
@@ -123,7 +124,7 @@ def _ratio(value: float | None) -> str:
 
 
 #: Paths of kernels by name, which the page leaves out.
-_BY_NAME = ("jaxgemm sm90", "jaxgemm simt", "jaxgemm host")
+_BY_NAME = tuple(f"jaxgemm {kernel.name}" for kernel in jaxgemm.kernels())
 
 
 def of_paths(rows: Sequence[Row]) -> str:

@@ -41,7 +41,7 @@ def choose(
         raise UnsupportedError("batch_invariant: XLA's products do not promise it")
     if kernel not in ("auto", "xla") and not find_kernel(kernel).grouped:
         able = ", ".join(row.name for row in kernels() if row.grouped)
-        raise UnsupportedError(f"kernel '{kernel}' has no grouped form; {able} has, and 'auto' runs everywhere")
+        raise UnsupportedError(f"kernel '{kernel}' has no grouped form, unlike {able}; 'auto' runs everywhere")
     assert problem.groups is not None
     if kernel != "xla" and 0 in (problem.m, problem.n, problem.k, *problem.batch, problem.groups.count):
         return Choice.xlas(rules.GROUPED_NOTHING)

@@ -8,6 +8,7 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
     python tests/sanitize.py --kernel sm90       one kernel; may be repeated
     python tests/sanitize.py --kernel groups     products of groups, by every configuration of their tiles
     python tests/sanitize.py --kernel many       lists of products, by every tile
+    python tests/sanitize.py --kernel quantize   values of 8 bits and scales, of every kind
     python tests/sanitize.py --seconds 300       a tool that takes longer has failed, and says at which product
 """
 
@@ -41,9 +42,9 @@ RECORD = _HERE / "sanitizer_record.json"
 RENEW = "renew it with `python tests/sanitize.py` on a machine with a GPU"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "mma_sync", "wgmma_tma", "gemv", "direct", "simt", "sm80", "sm90")
-#: What is recorded: kernels, products of groups, and lists of products.
-GROUPS, MANY = "groups", "many"
-SECTIONS = (*KERNELS, GROUPS, MANY)
+#: What is recorded: kernels, products of groups, lists of products, and quantize's launches.
+GROUPS, MANY, QUANTIZE = "groups", "many", "quantize"
+SECTIONS = (*KERNELS, GROUPS, MANY, QUANTIZE)
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
 #: that are realigned; {} is the model's choice. Tiles of every eighth row are for one layout, and so apart.
 SM90: tuple[dict[str, int], ...] = (
@@ -111,6 +112,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 #: Products of a list: m, n, k.
 LISTED = ((130, 261, 197), (3, 520, 264), (64, 64, 64), (201, 5, 330), (0, 9, 7), (1, 1, 1), (300, 270, 70))
+#: Numbers to be quantized: rows of whole vectors, and others; and more of them than one block takes.
+QUANTIZED = ((70, 264), (3, 5, 33), (1030, 516))
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
 #: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.
@@ -232,6 +235,7 @@ class Run:
 
 def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str, Any, str, dict[str, int]]]:
     """A label, a product, a kernel and its options."""
+    import numpy as np
     from oracle import Product, refused_by_name
 
     from jaxgemm.kernels import find_kernel
@@ -271,7 +275,9 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
             for options in given:
                 if types[0] == "int8" and "precision" in options:
                     continue
-                p = Product.random(rng, shape, types, layout, alpha=2.0)
+                scales = {"a_scale": rng.uniform(0.5, 2, (shape[0], 1)), "b_scale": rng.uniform(0.5, 2, (1, shape[1]))}
+                scales = {name: x.astype(np.float32) for name, x in scales.items() if "float8" in types[0]}
+                p = Product.random(rng, shape, types, layout, alpha=2.0, **scales)
                 yield f"sm90 {options} {p.label}", p, "sm90", options
     for shape in (*SHAPES, CLUSTERED) if "sm90" in kernels else ():
         p = Product.random(rng, shape, find_kernel("sm90").types[0])
@@ -313,11 +319,13 @@ def checks(kernels: tuple[str, ...] | list[str]) -> Iterator[tuple[str, Callable
     import jax
     import jax.numpy as jnp
     import numpy as np
+    import quantized
     from group_cases import on_device
     from pairs import check_result, operands
 
     import jaxgemm
     from jaxgemm.choice.resolve import least_exact
+    from jaxgemm.products import quantization
 
     def dense(p: Any, kernel: str, options: dict[str, int]) -> None:
         with least_exact():
@@ -336,12 +344,20 @@ def checks(kernels: tuple[str, ...] | list[str]) -> Iterator[tuple[str, Callable
         for p, x in zip(listed, jax.jit(fuzz_many.program(case))(*sides), strict=True):
             p.check(np.asarray(x), case.kernel)
 
+    def quantize(x: Any, dtype: str, scaling: str) -> None:
+        x = x.astype(np.float32)
+        quantized.check(jaxgemm.quantize(x, dtype, scaling), x, dtype, scaling)
+
     for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
         yield label, partial(dense, product, kernel, options)
     for shape in SHAPES if "sm90" in kernels else ():
         yield f"gated_gemm {shape}", partial(pair, operands(np.random.default_rng(1), *shape, "bfloat16"))
     for label, p, options in grouped_calls(np.random.default_rng(2)) if GROUPS in kernels else ():
         yield label, partial(grouped, p, options)
+    rng = np.random.default_rng(4)
+    kinds = itertools.product(QUANTIZED, quantization.TYPES, quantized.AXES) if QUANTIZE in kernels else ()
+    for shape, dtype, scaling in kinds:
+        yield f"quantize {shape} {dtype} {scaling}", partial(quantize, rng.standard_normal(shape), dtype, scaling)
     rng = np.random.default_rng(3)
     for case in many_calls(rng) if MANY in kernels else ():
         yield str(case), partial(many, case, case.operands(rng))

@@ -222,6 +222,21 @@ def test_slabs_that_the_workspace_asks_for(rng):
     np.testing.assert_array_equal(np.asarray(jax.jit(call)(a, b)), a.astype(np.float64) @ b)
 
 
+def test_slabs_of_a_huge_product(rng):
+    """Each array has 4 GB, and planes many times the workspace: a sample of elements."""
+    n, count = 32768, 8
+    rows, columns = (np.sort(rng.choice(n, count, replace=False)) for _ in range(2))
+
+    @jax.jit
+    def sampled(key):
+        a, b = (jax.random.normal(key, (n, n)) for key in jax.random.split(key))
+        d = jaxgemm.gemm(a, b, precision="highest", kernel="sm90")
+        return d[rows[:, None], columns[None]], a[rows], b[:, columns]
+
+    got, a, b = map(np.asarray, sampled(jax.random.key(int(rng.integers(1 << 30)))))
+    check(got, "BF16_BF16_F32_X6", a, b)
+
+
 def test_gradients_keep_the_precision(rng):
     a, b = random(rng, (130, 600), "float32"), random(rng, (600, 70), "float32")
     ct = random(rng, (130, 70), "float32")

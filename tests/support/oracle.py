@@ -106,7 +106,8 @@ class Product:
         c = random(rng, out, types[2]) if keywords.get("beta", 0) else None
         row = random(rng, (n,), types[2]) if bias else None
         text = [f"{m}x{n}x{k}", layout, f"batches {batches}" if any(batches) else ""]
-        text += [f"{key} {getattr(value, 'shape', value)}" for key, value in keywords.items()] + ["bias"] * bias
+        text += [key if isinstance(value, np.ndarray) else f"{key} {value}" for key, value in keywords.items()]
+        text += ["bias"] * bias
         label = " ".join(filter(None, text))
         return cls(a, b, layout, types[2], types[3], c=c, bias=row, label=label, **keywords)
 

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import opt_einsum
 
-from jaxgemm import api, dtypes
+from jaxgemm import api
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products import dense
-from jaxgemm.products.arguments import canonical_dtype, check_activation, check_kernel
+from jaxgemm.products.arguments import check_activation, check_kernel, dot_dtype
 
 
 def check(layer: str, activation: str | None, kernel: str, given: Sequence[str] = ()) -> None:
@@ -137,10 +137,7 @@ def pend(
     """As ``jaxgemm.dot_general``, later."""
     (lc, rc), (lb, rb) = dimension_numbers
     dims = ((tuple(lc), tuple(rc)), (tuple(lb), tuple(rb)))
-    if preferred_element_type is None:
-        out = dtypes.product(lhs.dtype, rhs.dtype)
-    else:
-        out = canonical_dtype(preferred_element_type)
+    out = dot_dtype(preferred_element_type, lhs.dtype, rhs.dtype)
     return PendingProduct(lhs, rhs, dims, precision, out, out_sharding, kernel)
 
 

@@ -121,7 +121,7 @@ def gemm(
 
     how = {"precision": precision, "kernel": kernel, "options": options, "batch_invariant": batch_invariant}
     transposed = transpose_a, transpose_b
-    if scales and c is None and static_alpha is not None and is_matrix_product(a, b, transposed):
+    if scales and c is None and static_alpha is not None and is_matrix_product(a, b, scales.get("b_scale"), transposed):
         epilogue = Epilogue(static_alpha, 0.0, bias is not None, activation)
         return jnp.reshape(bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how), shape)
     multiply = partial(bind, a, b, dims=dims, **how)

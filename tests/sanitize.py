@@ -5,7 +5,9 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
 
     python tests/sanitize.py                     both tools, every family of kernels
     python tests/sanitize.py --tool memcheck     one of them
-    python tests/sanitize.py --kernel sm90       one kernel; may be repeated
+    python tests/sanitize.py --kernel sm90       one kernel, for which others' results stay; may be repeated
+    python tests/sanitize.py --kernel planes     sm90's products of float32 operands
+    python tests/sanitize.py --kernel bytes      and those of 8 bits
     python tests/sanitize.py --kernel groups     products of groups, by every configuration of their tiles
     python tests/sanitize.py --kernel many       lists of products, by every tile
     python tests/sanitize.py --kernel quantize   values of 8 bits and scales, of every kind
@@ -42,9 +44,10 @@ RECORD = _HERE / "sanitizer_record.json"
 RENEW = "renew it with `python tests/sanitize.py` on a machine with a GPU"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "mma_sync", "wgmma_tma", "gemv", "direct", "simt", "sm80", "sm90")
-#: What is recorded: kernels, products of groups, lists of products, and quantize's launches.
-GROUPS, MANY, QUANTIZE = "groups", "many", "quantize"
-SECTIONS = (*KERNELS, GROUPS, MANY, QUANTIZE)
+#: What is recorded: kernels, sm90's products of float32 and of 8 bits, of groups, lists of products, and quantize's
+#: launches.
+FLOAT32, NARROW, GROUPS, MANY, QUANTIZE = "planes", "bytes", "groups", "many", "quantize"
+SECTIONS = (*KERNELS, FLOAT32, NARROW, GROUPS, MANY, QUANTIZE)
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
 #: that are realigned; {} is the model's choice. Tiles of every eighth row are for one layout, and so apart.
 SM90: tuple[dict[str, int], ...] = (
@@ -124,15 +127,16 @@ _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) haza
 def unusable(record: Path = RECORD) -> str:
     """Why the record is evidence of nothing, in one line: it is missing, malformed, or tells of errors."""
     try:
-        held = json.loads(record.read_text())
-        for tool in TOOLS:
-            found = held["tools"][tool]
-            if found["errors"] or not found["products"]:
-                return f"{record.name}: {tool} found {found['errors']} errors in {found['products']} products"
-        kinds = {"kernels": list, "date": str, "digest": str}
-        wrong = ", ".join(
-            f"'{key}' must be a {kind.__name__}" for key, kind in kinds.items() if type(held[key]) is not kind
-        )
+        wrong = ""
+        for run in json.loads(record.read_text())["runs"]:
+            for tool in TOOLS:
+                found = run["tools"][tool]
+                if found["errors"] or not found["products"]:
+                    return f"{record.name}: {tool} found {found['errors']} errors in {found['products']} products"
+            kinds = {"kernels": list, "date": str, "digest": str}
+            wrong = wrong or ", ".join(
+                f"'{key}' must be a {kind.__name__}" for key, kind in kinds.items() if type(run[key]) is not kind
+            )
     except (OSError, ValueError, KeyError, TypeError) as error:
         wrong = f"{type(error).__name__}: {error}"
     return f"{record.name} is no record: {wrong}; {RENEW}" if wrong else ""
@@ -142,12 +146,22 @@ def staleness(record: Path = RECORD) -> str:
     """Why the record is no evidence for these sources, in one line; empty if it is."""
     if problem := unusable(record):
         return problem
-    held = json.loads(record.read_text())
-    if missing := sorted({*SECTIONS} - {*held["kernels"]}):
+    runs = json.loads(record.read_text())["runs"]
+    if missing := sorted({*SECTIONS}.difference(*(run["kernels"] for run in runs))):
         return f"{record.name} is stale: it lacks {', '.join(missing)}; {RENEW}"
-    if held["digest"] != digest():
-        return f"{record.name} is stale: the sources have changed since the run of {held['date']}; {RENEW}"
+    if old := [run["date"] for run in runs if run["digest"] != digest()]:
+        return f"{record.name} is stale: the sources have changed since the run of {min(old)}; {RENEW}"
     return ""
+
+
+def with_run(record: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """What the record has of kernels that this run did not see, and the run."""
+    runs = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for held in json.loads(record.read_text())["runs"]:
+            kernels = [name for name in held["kernels"] if name not in run["kernels"]]
+            runs += [{**held, "kernels": kernels}] if kernels else []
+    return {"runs": [*runs, run]}
 
 
 def main() -> int:
@@ -175,14 +189,14 @@ def main() -> int:
             for tool in options.tool or TOOLS
         }
         deadline = time.monotonic() + options.seconds
-        found = {tool: run.result(deadline) for tool, run in runs.items()}
-    record = {
+        found = {tool: process.result(deadline) for tool, process in runs.items()}
+    run = {
         "kernels": list(kernels),
         "tools": found,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "digest": digest(),
     }
-    options.output.write_text(json.dumps(record, indent=2) + "\n")
+    options.output.write_text(json.dumps(with_run(options.output, run), indent=2) + "\n")
     print(json.dumps(found, indent=2))
     return int(any(result["errors"] != 0 for result in found.values()))
 
@@ -264,12 +278,12 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
             p = Product.random(rng, ACTIVATED, types, layout, **epilogue)
             for options in SM90:
                 yield f"sm90 {options} {p.label}", p, "sm90", options
-    for layout in LAYOUTS if "sm90" in kernels else ():
+    for layout in LAYOUTS if FLOAT32 in kernels else ():
         types = next(types for types in find_kernel("sm90").types if types[0] == "float32")
         for options in PLANES:
             p = Product.random(rng, CLUSTERED, types, layout, beta=1.0)
             yield f"sm90 {options} {p.label}", p, "sm90", options
-    narrow = [t for t in find_kernel("sm90").types if t[0] in ("int8", "float8_e4m3fn")] if "sm90" in kernels else []
+    narrow = [t for t in find_kernel("sm90").types if t[0] in ("int8", "float8_e4m3fn")] if NARROW in kernels else []
     for types, (layout, settings) in itertools.product(narrow, BYTES.items()):
         for shape, given in ((BYTES_SHAPE, settings), (SHAPES[1], ({},))):
             for options in given:

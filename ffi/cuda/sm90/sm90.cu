@@ -204,12 +204,12 @@ Status prepare_sm90(const GemmProblem& problem, int) {
   const Slabs slabs = slabs_of(problem);
   const Arithmetic arithmetic = plane_arithmetic(problem);
   for (const int64_t i : {int64_t{0}, slabs.count - 1}) {  // the last slab is shorter
-    GemmProblem slab = slab_problem(problem, slabs, i, arithmetic);
+    const GemmProblem slab = slab_problem(problem, slabs, i, arithmetic);
     const Plan plan = make_plan(slab);
     if (Status s = prepare(slab, plan); !s.ok()) return s;
     if (!plane_scheme(arithmetic).scaled) continue;
-    slab.a.dtype = plane_scheme(kUnscaled).type;
-    if (Status s = prepare(slab, plan); !s.ok()) return s;
+    const GemmProblem unscaled = slab_problem(problem, slabs, i, kUnscaled);
+    if (Status s = prepare(unscaled, make_plan(unscaled, plan.config)); !s.ok()) return s;
   }
   return {};
 }

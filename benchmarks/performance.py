@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import jaxgemm
 from jaxgemm.measure import report
 from jaxgemm.tuning import slug
 
@@ -25,8 +26,8 @@ from charts import chart  # noqa: E402
 RESULTS, DOCS = _HERE / "results", _HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _H200 = RESULTS / "nvidia-h200"
-#: What is drawn, by the chart's name: a suite's file, and the kernel whose rows are drawn.
-PLOTS = {name: (_H200 / f"{name}.json", "auto") for name in ("bf16", "fp32")}
+#: The suites' files of which the rows of ``auto`` are drawn, by the chart's name.
+PLOTS = {name: _H200 / f"{name}.json" for name in ("bf16", "fp32")}
 _FORMATS = (".svg", ".png", ".pdf")
 
 Row = dict[str, Any]
@@ -51,9 +52,9 @@ _HEAD = """<!-- python benchmarks/performance.py writes this page from the files
 Device time on the GPU: XLA's over ours in the same run, above 1 ours is faster. XLA has two paths, its default one and
 cuBLAS with XLA's own generated kernels switched off; `jnp.dot` runs the default one, and ours is held to the faster of
 both. Means are geometric. A product is written m×n×k@batch LAYOUT type; layout NT reads b as its transpose. `auto` is
-what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also where `auto` would not take them.
-The last column has the date, and the commit if it is known. Each
-result file says with which card, clocks, versions and sources it was measured.
+what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also where `auto` would not take them. The
+last column has the date, and the commit if it is known. Each result file says with which card, clocks, versions and
+sources it was measured.
 
 What was tried, and what came of it, is in [experiments](experiments/README.md); the ladder has a
 [page of its own](ladder.md)."""
@@ -123,7 +124,7 @@ def _ratio(value: float | None) -> str:
 
 
 #: Paths of kernels by name, which the page leaves out.
-_BY_NAME = ("jaxgemm sm90", "jaxgemm simt", "jaxgemm host")
+_BY_NAME = tuple(f"jaxgemm {kernel.name}" for kernel in jaxgemm.kernels())
 
 
 def of_paths(rows: Sequence[Row]) -> str:
@@ -363,8 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--plot needs a FILE, and a name that ends in one of {', '.join(_FORMATS)}")
     if not options.files:
         PAGE.write_text(page())
-        for name, (file, kernel) in PLOTS.items():
-            chart(report.load(file), kernel, DOCS / f"{name}.svg")
+        for name, file in PLOTS.items():
+            chart(report.load(file), "auto", DOCS / f"{name}.svg")
         return 0
     try:
         contents = [report.load(file) for file in options.files]

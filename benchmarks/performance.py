@@ -193,18 +193,6 @@ def _options(row: Row) -> str:
 
 
 def both_builds(content: Row) -> str:
-    """Two builds in turn: a line for each suite."""
-    columns = ("suite", "products", "old / new", "lowest", "at")
-    table = []
-    for suite in dict.fromkeys(row["suite"] for row in content["rows"]):
-        rows = [row for row in content["rows"] if row["suite"] == suite]
-        lowest = min(rows, key=builds.ratio)
-        mean = geometric_mean(map(builds.ratio, rows))
-        table.append((suite, str(len(rows)), f"{mean:.3f}", f"{builds.ratio(lowest):.2f}", lowest["product"]))
-    return markdown(columns, table)
-
-
-def each_by_both(content: Row) -> str:
     """Two builds in turn: a line for each product."""
     table = [
         (row["product"], _us(row["old_us"]), _us(row["new_us"]), _ratio(builds.ratio(row))) for row in content["rows"]
@@ -288,19 +276,11 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
         floors,
     ),
     (
-        "Two builds in turn",
-        _H200 / "builds.json",
-        "Products by `sm90`, also where `auto` would not take it, of two builds in turn on one card. The old one, of\n"
-        "commit c89e52b, has three consumer loops and five producers, the new one has one of each. Above 1 the new\n"
-        "one is faster.",
-        both_builds,
-    ),
-    (
         "Sums of planes",
         _H200 / "promotion.json",
-        "fp32 in planes by `sm90`. The new build adds sums over 64 of k up in registers, the old one leaves whole sums\n"
-        "to the tensor core.",
-        each_by_both,
+        "fp32 in planes by `sm90`, of two builds in turn on one card. The new one adds up\n"
+        "sums over 64 of k in registers, the old one leaves them to the tensor core.",
+        both_builds,
     ),
     (
         "8 bits beside torch",

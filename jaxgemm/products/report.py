@@ -36,6 +36,7 @@ class Product:
         many: how the list of products is computed that the product is one of; empty if it is in no list.
         padded: how XLA's operands are padded, and why; empty if they are not.
         groups: form and shape of a product of groups; empty for other products.
+        scaled: why a product with scales is not one launch; empty if it is one, or has none.
     """
 
     operands: str
@@ -49,6 +50,7 @@ class Product:
     many: str = ""
     padded: str = ""
     groups: str = ""
+    scaled: str = ""
 
     @property
     def kernel(self) -> str:
@@ -80,6 +82,8 @@ class Product:
             yield "many", self.many
         if self.padded:
             yield "padded", self.padded
+        if self.scaled:
+            yield "scales", self.scaled
         if choice.kernel is not None:
             yield from self._lines_of_ours(choice.kernel)
         elif self.epilogue != Epilogue():
@@ -114,7 +118,7 @@ class Product:
         """The lines for what comes before and after a product by a kernel of ours."""
         axes = (view.lhs_axes, view.rhs_axes, view.d_axes) if view else ()
         copies = [name for name, moved in zip(("lhs", "rhs", "result"), axes, strict=False) if moved]
-        after = f"{_epilogue(self.epilogue)}{' * (a b_up)' if problem.gated else ''}"
+        after = f"{_epilogue(self.epilogue, problem.scales)}{' * (a b_up)' if problem.gated else ''}"
         yield "epilogue", after if problem.epilogue == self.epilogue else f"{after}, composed in jnp"
         yield "copies", ", ".join(copies) or "none"
 
@@ -149,6 +153,12 @@ def of_problem(
 def alone(avals: Sequence[Any], params: Params, decision: Decision, limits: Any, **_: Any) -> list[Product]:
     """The one product, or pair, of a kind of which ``explain`` has no more to say: ``Kind.describe``."""
     return [of_problem(avals, params, decision, limits)]
+
+
+def scaled_in_jnp(products: Iterable[Product], instead: Choice) -> Iterator[Product]:
+    """A product whose scales are applied by jnp; ``instead`` says why it is not one launch."""
+    for product in products:
+        yield replace(product, scaled=f"applied by jnp: {instead.why} ({instead.rule})")
 
 
 def operands_of(avals: Sequence[Any]) -> str:
@@ -195,8 +205,10 @@ def _options(kernel: Kernel, config: tuple[int, ...], beside: tuple[int, ...] = 
     return ", ".join(f"{name}={value}" for name, value in settings if value and other.get(name) != value)
 
 
-def _epilogue(e: Epilogue) -> str:
-    terms = [f"{e.alpha:g} * a b" if e.alpha != 1.0 else "a b"]
+def _epilogue(e: Epilogue, scales: tuple[int, int] | None = None) -> str:
+    factors = [f"{e.alpha:g}"] * (e.alpha != 1.0) + ["a b"]
+    factors += [name for name, given in zip(("a_scale", "b_scale"), scales or (), strict=False) if given]
+    terms = [" * ".join(factors)]
     terms += [f"{e.beta:g} * c"] if e.has_c else []
     terms += ["bias"] if e.has_bias else []
     text = " + ".join(terms)

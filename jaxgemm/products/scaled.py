@@ -164,6 +164,6 @@ SCALED = Kind(
     refusal=None,
     dimensions=lambda _types, params: _dims(params),
     describe=report.alone,
-    describe_composed=lambda products, _decision, **_: products,
+    describe_composed=lambda products, decision, **_: report.scaled_in_jnp(products, decision.choice),
 )
 scaled_p = register(SCALED)

@@ -288,3 +288,18 @@ def test_exported(rng):
     types = [jax.ShapeDtypeStruct(s, "int8") for s in ((M, k), (k, N))]
     with pytest.raises(ValueError, match="sums of k = k products may pass what int32 holds; with scales, k must"):
         export.export(jax.jit(lambda a, b: jaxgemm.gemm(a, b, a_scale=jnp.float32(2))))(*types)
+
+
+def test_what_explain_says_of_scales():
+    a, b, a_scale, b_scale = (
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (((512, 256), "int8"), ((256, 384), "int8"), ((512, 1), "float32"), ((1, 384), "float32"))
+    )
+
+    def call(a, b, a_scale, b_scale):
+        return jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale, alpha=2.0, activation="relu")
+
+    launched = str(jaxgemm.explain(call, a, b, a_scale, b_scale, platform="cuda"))
+    assert "epilogue   relu(2 * a b * a_scale * b_scale)" in launched
+    composed = str(jaxgemm.explain(call, a, b, a_scale, b_scale, platform="cpu"))
+    assert "scales     applied by jnp: no kernel for cpu has a form for scales (no-scaled-form)" in composed

@@ -289,9 +289,8 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
             for options in given:
                 if types[0] == "int8" and "precision" in options:
                     continue
-                ones = {"a_scale": (shape[0], 1), "b_scale": (1, shape[1])}  # not where k is split
-                has_scales = "float8" in types[0] and "split_k" not in options
-                scales = {x: rng.uniform(0.5, 2, s).astype(np.float32) for x, s in ones.items() if has_scales}
+                ones = {"a_scale": (shape[0], 1), "b_scale": (1, shape[1])} if "float8" in types[0] else {}
+                scales = {x: rng.uniform(0.5, 2, s).astype(np.float32) for x, s in ones.items()}
                 p = Product.random(rng, shape, types, layout, alpha=2.0, **scales)
                 yield f"sm90 {options} {p.label}", p, "sm90", options
     for shape in (*SHAPES, CLUSTERED) if "sm90" in kernels else ():

@@ -303,3 +303,13 @@ def test_what_explain_says_of_scales():
     assert "epilogue   relu(2 * a b * a_scale * b_scale)" in launched
     composed = str(jaxgemm.explain(call, a, b, a_scale, b_scale, platform="cpu"))
     assert "scales     applied by jnp: no kernel for cpu has a form for scales (no-scaled-form)" in composed
+
+
+def test_few_rows_are_split_along_k():
+    """On a GPU that would be idle otherwise: the kernel that adds the pieces up applies the scales."""
+    a, b = (jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in ((16, 16384), (16384, 1024)))
+    scale = jax.ShapeDtypeStruct((1, 1024), np.float32)
+    program = lambda a, b, scale: jaxgemm.gemm(a, b, b_scale=scale)  # noqa: E731
+    (found,) = jaxgemm.explain(program, a, b, scale, platform="cuda").products
+    choice = found.decision.choice
+    assert dict(zip(choice.kernel.options, choice.config, strict=True))["split_k"] > 1

@@ -232,3 +232,21 @@ def test_promoted_sums(types, layout, rng):
         got = product(a, b, layout, precision="highest", out_dtype=out, **given)
         want = exact * given["a_scale"] * given["b_scale"]
         assert (abs(got.astype(np.float64) - want) <= (PROMOTED + float(jnp.finfo(out).eps)) * want + 1e-30).all()
+
+
+@pytest.mark.parametrize("types", [*INTEGERS[1:3], *FLOATS[1:3]], ids="-".join)
+def test_scales_of_sums_that_are_split(types, rng):
+    """The kernel that adds up the pieces of k scales them: with a bias and an activation, and rows that are cut."""
+    for (m, n, k), kinds, out in zip(
+        ((16, 256, 4096), (33, 130, 2000), (5, 7, 1000)) * 3,
+        itertools.cycle(SCALES),
+        itertools.cycle(RESULTS),
+        strict=False,
+    ):
+        a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+        given, bias = scales_of(rng, kinds, m, n), rng.standard_normal(n).astype(jnp.dtype(out))
+        for layout, split in (("NN", 2), ("NT", 7)):
+            got = product(a, b, layout, out_dtype=out, split_k=split, reduction=1, **given)
+            check_scaled(a, b, got, given)
+            got = product(a, b, layout, out_dtype=out, split_k=split, bias=bias, activation="relu", **given)
+            check_scaled(a, b, got, given, bias, "relu")

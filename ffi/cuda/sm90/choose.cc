@@ -57,8 +57,7 @@ RankedConfig best_walk(const GemmProblem& p, const Shape& s, const TileConfig& t
 
 // Whether K may be split into partial results. The kernel that adds them counts results in fours, in 31 bits.
 bool splittable(const GemmProblem& p, const Shape& s) {
-  // Scales are applied to whole sums.
-  return !p.gated && !p.scaled() && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
+  return !p.gated && s.m * s.batch <= INT32_MAX / ceil_div(s.n, 4);
 }
 
 // Whether the blocks of a cluster may share K.

@@ -20,7 +20,8 @@ float factor(const GemmProblem& p, double value) {
   return p.d == DType::kS32 ? std::bit_cast<float>(static_cast<int32_t>(value)) : static_cast<float>(value);
 }
 
-// Partial results of a split K, which another kernel adds and finishes.
+// Partial results of a split K, which another kernel adds and finishes. If there are scales, sums of integers
+// become fp32 here, and that kernel applies the scales.
 void to_workspace(const Plan& plan, const GemmProblem& p, void* workspace, Output* out) {
   out->d = static_cast<uint8_t*>(workspace) + plan.partial_offset;
   out->pitch = plan.partial_pitch;
@@ -28,6 +29,7 @@ void to_workspace(const Plan& plan, const GemmProblem& p, void* workspace, Outpu
   out->split_stride = out->batch_stride * p.batch_count();
   out->alpha = factor(p, 1.0);
   out->f32 = true;
+  out->x_scale = out->y_scale = nullptr;
   // The padding of a row may be written.
   if (!out->swap) out->cols = out->pitch;
 }

@@ -19,6 +19,15 @@ struct Partials {
   int splits, stretches, stretch_shift;
   bool plain;    // there is no epilogue but alpha
   bool vectors;  // D's rows are whole aligned runs
+  // Scales of operands of 8 bits, null without scales. `lines`: each row or column of D has a scale of its
+  // own.
+  const float *a_scale, *b_scale;
+  bool a_lines, b_lines;
+
+  __device__ __forceinline__ float scale(int64_t row, int64_t col) const {
+    return (a_scale ? __ldg(a_scale + (a_lines ? row : 0)) : 1.f) *
+           (b_scale ? __ldg(b_scale + (b_lines ? col : 0)) : 1.f);
+  }
 };
 
 template <typename D>
@@ -67,6 +76,15 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
     }
   }
   if (!inside) return;
+  if constexpr (std::is_same_v<Sum, float>) {
+    if (p.a_scale || p.b_scale) {
+      const int64_t last = epilogue.n - 1;
+      sum.x *= p.scale(row, col);
+      sum.y *= p.scale(row, min(col + 1, last));
+      sum.z *= p.scale(row, min(col + 2, last));
+      sum.w *= p.scale(row, min(col + 3, last));
+    }
+  }
   if (p.plain && p.vectors) {
     // Apart from the general case, so that its long code need not be fetched.
     using D = typename T::D;
@@ -113,6 +131,8 @@ Status launch_reduce(const GemmProblem& problem, const GemmBuffers& buffers, con
     while ((8 << p.stretch_shift) < splits && p.stretch_shift < 4) ++p.stretch_shift;
     p.stretches = 1 << p.stretch_shift;
     p.plain = !problem.has_c && !problem.has_bias && problem.activation == Activation::kNone;
+    p.a_scale = buffers.a_scale, p.b_scale = buffers.b_scale;
+    p.a_lines = problem.a_scale == Scale::kLines, p.b_lines = problem.b_scale == Scale::kLines;
     p.vectors =
         problem.n % 4 == 0 && reinterpret_cast<uintptr_t>(buffers.d) % sizeof(Four<typename T::D>) == 0;
     const int64_t runs = kThreads / p.stretches;

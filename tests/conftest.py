@@ -33,6 +33,7 @@ import jax
 import numpy as np
 import pytest
 import sanitize
+from arrays import array
 
 jax.config.update("jax_enable_x64", True)
 
@@ -189,13 +190,13 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture
 def x(rng: np.random.Generator) -> jax.Array:
     """What the functions that override is tested with multiply."""
-    return jax.numpy.asarray(rng.standard_normal((5, 8)))
+    return array(rng.standard_normal((5, 8)))
 
 
 @pytest.fixture
 def w(rng: np.random.Generator) -> jax.Array:
     """Their weights."""
-    return jax.numpy.asarray(rng.standard_normal((8, 8)) / 4)
+    return array(rng.standard_normal((8, 8)) / 4)
 
 
 _GPU_SKIPS = "gpu skipped"

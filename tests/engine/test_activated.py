@@ -8,6 +8,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from cases import SHORT_ACTIVATIONS, taken
 from oracle import ACTIVATIONS, Product, check_all, check_repeats, dtype_of
 
@@ -96,7 +97,7 @@ def test_every_value(types, activation):
     for seed, swap in enumerate((1, 1, 2, 2)):
         bias = np.random.default_rng(seed).permutation(values) if seed % 2 else values
         gemm = partial(jaxgemm.gemm, kernel="sm90", tile_m=128, tile_n=128, swap=swap)
-        result = np.asarray(gemm(*zeros, bias=jnp.asarray(bias), activation=activation))
+        result = np.asarray(gemm(*zeros, bias=array(bias), activation=activation))
         with np.errstate(invalid="ignore"):  # NaN
             result, x = result.astype(np.float64), bias.astype(np.float64)
             exact = ACTIVATIONS[activation](x)

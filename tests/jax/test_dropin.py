@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 
 import jaxgemm
@@ -81,13 +82,13 @@ FLOATS = ("float32", "float64", "bfloat16", "float16")
 def operands(rng, shapes, dtype):
     kind = jnp.dtype(dtype)
     if jnp.issubdtype(kind, jnp.complexfloating):
-        return [jnp.asarray(rng.standard_normal(s) + 1j * rng.standard_normal(s), kind) for s in shapes]
+        return [array(rng.standard_normal(s) + 1j * rng.standard_normal(s), kind) for s in shapes]
     if jnp.issubdtype(kind, jnp.inexact):
-        return [jnp.asarray(rng.standard_normal(s), kind) for s in shapes]
+        return [array(rng.standard_normal(s), kind) for s in shapes]
     if dtype == "bool":
-        return [jnp.asarray(rng.integers(0, 2, s), kind) for s in shapes]
+        return [array(rng.integers(0, 2, s), kind) for s in shapes]
     low = 0 if jnp.issubdtype(kind, jnp.unsignedinteger) else -9
-    return [jnp.asarray(rng.integers(low, 9, s), kind) for s in shapes]
+    return [array(rng.integers(low, 9, s), kind) for s in shapes]
 
 
 def tolerance(dtype, steps=16):
@@ -116,7 +117,7 @@ def test_einsum(equation, kernel, rng):
         same(got, expected)
     args = operands(rng, shapes, "float64")
     got = jnp.einsum(spec, *args, _dot_general=dot_general)
-    same(got, jnp.asarray(np.einsum(spec, *map(np.asarray, args))))
+    same(got, array(np.einsum(spec, *map(np.asarray, args))))
 
 
 @pytest.mark.parametrize("spec", ["bqhd,bkhd->bhqk", "bthk,dkh->btd", "cabd,dbcae->abce", "abc,cd,de->abe"])
@@ -265,7 +266,7 @@ def test_algorithm_presets(dtype, preset, rng):
     expected = np.asarray(x, np.float64) @ np.asarray(y, np.float64)
     for given in (preset, lax.DotAlgorithmPreset[preset]):
         got = jaxgemm.dot_general(x, y, MATMUL, given, wide, kernel="host")
-        same(got, jnp.asarray(expected, wide), tolerance(jnp.dtype(wide), 256))
+        same(got, array(expected, wide), tolerance(jnp.dtype(wide), 256))
 
 
 def test_algorithms_that_no_kernel_computes_are_refused(rng):
@@ -284,7 +285,7 @@ def test_x64_on_and_off(x64, kernel, rng):
     a, b = rng.standard_normal((5, 7)), rng.standard_normal((7, 6))
     with jax.enable_x64(x64):
         got = jaxgemm.dot_general(a, b, MATMUL, kernel=kernel)
-        same(got, lax.dot_general(jnp.asarray(a), jnp.asarray(b), MATMUL))
+        same(got, lax.dot_general(array(a), array(b), MATMUL))
         assert got.dtype == (jnp.float64 if x64 else jnp.float32)
         got = jnp.einsum("ij,jk", a, b, _dot_general=functools.partial(jaxgemm.dot_general, kernel=kernel))
         same(got, jnp.einsum("ij,jk", a, b))
@@ -293,7 +294,7 @@ def test_x64_on_and_off(x64, kernel, rng):
                 warnings.simplefilter("ignore")  # JAX says that float64 is not available
                 wide = {"preferred_element_type": "float64"}
                 got = jaxgemm.dot_general(a, b, MATMUL, **wide, kernel=kernel)
-                same(got, lax.dot_general(jnp.asarray(a), jnp.asarray(b), MATMUL, **wide))
+                same(got, lax.dot_general(array(a), array(b), MATMUL, **wide))
 
 
 def test_every_argument_by_position_and_by_name(rng):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax import linen as nn
 from flax import nnx
 from jax import lax
@@ -36,10 +37,10 @@ PAIRS = (
 
 def random(rng, shape, dtype):
     if dtype == "bool":
-        return jnp.asarray(rng.integers(0, 2, shape), dtype)
+        return array(rng.integers(0, 2, shape), dtype)
     if jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
-        return jnp.asarray(rng.integers(0 if dtype == "uint8" else -7, 7, shape), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return array(rng.integers(0 if dtype == "uint8" else -7, 7, shape), dtype)
+    return array(rng.standard_normal(shape), dtype)
 
 
 def wide(x):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax.linen import fp8_ops
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -28,12 +29,12 @@ NARROW = {*INTEGERS, *FLOATS}
 def values(rng, shape, dtype="int8"):
     if dtype in INTEGERS:
         info = np.iinfo(dtype)
-        return jnp.asarray(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return array(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
+    return array(rng.standard_normal(shape), dtype)
 
 
 def scale(rng, shape, dtype=F32):
-    return jnp.asarray(rng.uniform(0.01, 0.1, shape), dtype)
+    return array(rng.uniform(0.01, 0.1, shape), dtype)
 
 
 def types(function, *args):
@@ -215,7 +216,7 @@ def test_derivatives_of_fake_quantisation(rng):
     def function(x, w):
         return (with_rounded_cotangent(rounded(x) @ rounded(w)).astype(F32) * jnp.cos(jnp.arange(N))).sum()
 
-    x, w = (jnp.asarray(rng.standard_normal(s), "bfloat16") for s in ((M, K), (K, N)))
+    x, w = (array(rng.standard_normal(s), "bfloat16") for s in ((M, K), (K, N)))
     assert types(override(function), x, w) == [("float8_e4m3fn",) * 2]
     gradient = jax.grad(function, (0, 1))
     ours = override(gradient)

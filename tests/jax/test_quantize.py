@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -30,7 +31,7 @@ def most(dtype):
 @pytest.mark.parametrize("given", ["float32", "bfloat16", "float16", "float64"])
 def test_products_are_about_x(dtype, scaling, given, rng):
     for shape in ((7, 30), (3, 5, 8), (1, 1), (2, 3, 4, 5)):
-        x = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, shape)), given)
+        x = array(rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, shape)), given)
         values, scales = jax.jit(partial(jaxgemm.quantize, dtype=dtype, scaling=scaling))(x)
         assert (values.dtype, scales.dtype) == (dtype, np.float32)
         assert (values.shape, scales.shape) == (shape, SHAPES[scaling](shape))
@@ -56,7 +57,7 @@ def test_zeros_and_the_smallest_numbers(dtype, scaling):
 
 @pytest.mark.parametrize("scaling", SHAPES)
 def test_the_largest_numbers(scaling):
-    x = jnp.asarray([[3.4028235e38, -3.4028235e38], [1.0, 0.5]], jnp.float32)
+    x = array([[3.4028235e38, -3.4028235e38], [1.0, 0.5]], np.float32)
     for dtype in TYPES:
         values, scales = jaxgemm.quantize(x, dtype, scaling)
         got = np.asarray(values, np.float64) * np.asarray(scales, np.float64)
@@ -74,14 +75,14 @@ def test_numbers_that_are_not_finite(dtype):
         assert np.isnan(values[0, 1])
         assert not np.isfinite(values[1, [0, 2]]).any()
         assert dtype != "float8_e5m2" or (values[1, 0], values[1, 2]) == (np.inf, -np.inf)
-    a, b = jnp.asarray(values, dtype), jnp.ones((3, 2), dtype)
-    product = np.asarray(jaxgemm.gemm(a, b, a_scale=jnp.asarray(scales)))
+    a, b = array(values, dtype), jnp.ones((3, 2), dtype)
+    product = np.asarray(jaxgemm.gemm(a, b, a_scale=array(scales)))
     assert np.isnan(product[0]).all()
     assert np.isfinite(product[2]).all()
 
 
 def test_a_product_of_quantized_operands(rng):
-    x, w = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((40, 300), (300, 50)))
+    x, w = (array(rng.standard_normal(s), np.float32) for s in ((40, 300), (300, 50)))
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     for dtype, error in (("int8", 0.02), ("float8_e4m3fn", 0.06), ("float8_e5m2", 0.12)):
         (a, a_scale), (b, b_scale) = jaxgemm.quantize(x, dtype, "row"), jaxgemm.quantize(w, dtype, "column")
@@ -92,7 +93,7 @@ def test_a_product_of_quantized_operands(rng):
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(("x", "y")), P("x", "y")])
 def test_an_axis_that_is_divided_over_devices(spec, rng):
     devices = mesh((2, 2))
-    x = jnp.asarray(rng.standard_normal((8, 16)), jnp.float32)
+    x = array(rng.standard_normal((8, 16)), np.float32)
     placed = jax.device_put(x, NamedSharding(devices, spec))
     for scaling in SHAPES:
         for got, want in zip(
@@ -116,7 +117,7 @@ def test_it_is_not_differentiable():
 
 
 def test_vmap(rng):
-    x = jnp.asarray(rng.standard_normal((3, 4, 5)), jnp.float32)
+    x = array(rng.standard_normal((3, 4, 5)), np.float32)
     for scaling in SHAPES:
         values, scales = jax.vmap(partial(jaxgemm.quantize, dtype="int8", scaling=scaling))(x)
         for i in range(3):

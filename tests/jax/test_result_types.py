@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -45,8 +46,8 @@ def operands(dtype, rng):
     if jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
         info = jnp.iinfo(dtype)
         extreme = np.full((2, 140001), info.min or info.max)
-        return jnp.asarray(extreme, dtype), jnp.asarray(extreme.T, dtype)
-    return tuple(jnp.asarray(1 + rng.standard_normal(s) / 64, dtype) for s in ((4, 70), (70, 3)))
+        return array(extreme, dtype), array(extreme.T, dtype)
+    return tuple(array(1 + rng.standard_normal(s) / 64, dtype) for s in ((4, 70), (70, 3)))
 
 
 def exact(x, y):
@@ -95,11 +96,11 @@ def test_wider_is_xla_s(dtype, out, kernel, rng):
     if np.dtype(out).kind not in "iu" and not jnp.issubdtype(x.dtype, jnp.floating):
         return
     # What follows is in the result's type, not in that of sums.
-    bias, c = (jnp.asarray(rng.integers(0, 9, s), out) for s in ((y.shape[1],), expected.shape))
+    bias, c = (array(rng.integers(0, 9, s), out) for s in ((y.shape[1],), expected.shape))
     gemm = partial(jaxgemm.gemm, x, y, out_dtype=out, kernel=kernel)
     check(gemm(bias=bias), exact(x, y) + np.asarray(bias))
     check(gemm(c=c, alpha=2.0, beta=3.0), 2 * exact(x, y) + 3 * np.asarray(c))
-    check(gemm(alpha=jnp.asarray(2, out), bias=bias), 2 * exact(x, y) + np.asarray(bias))
+    check(gemm(alpha=array(2, out), bias=bias), 2 * exact(x, y) + np.asarray(bias))
     batched = jax.vmap(lambda bias: gemm(bias=bias))(bias[None])
     check(batched[0], exact(x, y) + np.asarray(bias))
 
@@ -167,7 +168,7 @@ def test_narrower_by_name_is_rounded_once(dtype, out, rng):
 
 
 def booleans(rng, *shape):
-    return jnp.asarray(rng.random(shape) < 0.2)
+    return array(rng.random(shape) < 0.2)
 
 
 SHAPES = (
@@ -186,7 +187,7 @@ SHAPES = (
 def test_narrower_than_float64_by_xla(out, kernel, rng):
     """XLA for CUDA compiles no product of float64 into float16."""
     for shapes in (((38, 3), (3, 1031)), ((64, 64), (64, 64)), ((1, 20), (20, 1))):
-        x, y = (jnp.asarray(rng.standard_normal(s)) for s in shapes)
+        x, y = (array(rng.standard_normal(s)) for s in shapes)
         for call in (
             partial(jaxgemm.gemm, out_dtype=out, kernel=kernel),
             partial(jaxgemm.dot_general, dimension_numbers=MATMUL, preferred_element_type=out, kernel=kernel),
@@ -213,7 +214,7 @@ def test_a_product_of_booleans(shapes, rng):
 
 
 def test_booleans_elsewhere(rng):
-    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), jnp.asarray(rng.standard_normal((7, 6)))
+    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), array(rng.standard_normal((7, 6)))
     counts = np.asarray(a, np.int64) @ np.asarray(b, np.int64)
     np.testing.assert_array_equal(jaxgemm.dot_general(a, b, MATMUL), counts > 0, strict=True)
     for out in ("int32", "float32"):
@@ -227,7 +228,7 @@ def test_booleans_elsewhere(rng):
 
 
 def test_booleans_in_a_program_that_is_differentiated(rng):
-    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), jnp.asarray(rng.standard_normal((5, 6)))
+    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), array(rng.standard_normal((5, 6)))
 
     def loss(product, a, x):
         return jnp.sum(jnp.where(product(a > 0, b), x, 0.0))

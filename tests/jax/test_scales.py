@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export
 from jax.sharding import PartitionSpec as P
 from meshes import KINDS, mesh, put
@@ -24,12 +25,12 @@ M, N, K = 6, 10, 24
 def values(rng, shape, dtype):
     if dtype.endswith("int8"):
         info = np.iinfo(dtype)
-        return jnp.asarray(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return array(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
+    return array(rng.standard_normal(shape), dtype)
 
 
 def scale(rng, shape):
-    return jnp.asarray(rng.uniform(0.01, 0.1, shape), jnp.float32)
+    return array(rng.uniform(0.01, 0.1, shape), np.float32)
 
 
 def exact(a, b, a_scale=1.0, b_scale=1.0):
@@ -87,7 +88,7 @@ def test_before_what_follows(rng):
     """alpha, C, the bias and the activation are applied to the scaled product."""
     a, b = values(rng, (M, K), "int8"), values(rng, (K, N), "int8")
     a_scale, b_scale = scale(rng, (M, 1)), scale(rng, (1, N))
-    c, bias = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((M, N), (N,)))
+    c, bias = (array(rng.standard_normal(s), np.float32) for s in ((M, N), (N,)))
     given = {"a_scale": a_scale, "b_scale": b_scale, "c": c, "bias": bias, "alpha": 0.5, "beta": 2.0}
     got = jaxgemm.gemm(a, b, activation="relu", **given)
     z = 0.5 * exact(a, b, a_scale, b_scale) + 2.0 * np.asarray(c) + np.asarray(bias)
@@ -99,7 +100,7 @@ def test_derivatives(dtype, rng):
     """Nothing is divided by a scale, which may be 0; integers have none."""
     a, b = values(rng, (M, K), dtype), values(rng, (K, N), dtype)
     a_scale, b_scale = scale(rng, (M, 1)).at[2].set(0.0), scale(rng, (1, N))
-    weights = jnp.asarray(rng.standard_normal((M, N)), jnp.float32)
+    weights = array(rng.standard_normal((M, N)), np.float32)
 
     def loss(a, b, a_scale, b_scale):
         return (weights * jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale)).sum()
@@ -191,7 +192,7 @@ def test_rows_of_several_matrices_are_one_product(shape, rng):
     a, b = values(rng, (*shape, K), "float8_e4m3fn"), values(rng, (K, N), "float8_e4m3fn")
     for rows in ((*shape[:-1], shape[-1], 1), (shape[-1], 1), (*(1,) * len(shape[:-1]), shape[-1], 1)):
         a_scale, b_scale = scale(rng, rows), scale(rng, (1, N))
-        bias = jnp.asarray(rng.standard_normal(N), jnp.float32)
+        bias = array(rng.standard_normal(N), np.float32)
         got = jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, activation="relu")
         want = np.maximum(exact(a, b, a_scale, b_scale) + np.asarray(bias), 0)
         check(got, want, 2.0**-20, lost(a, b, a_scale, b_scale))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax import nnx
 from jax import export, lax
 from jax.sharding import PartitionSpec as P
@@ -25,7 +26,7 @@ _DOT = re.compile(r"dot_general .*contracting_dims = \[([\d, ]*)\] x .*: \(tenso
 
 def integers(rng, dtype, *shape):
     info = jnp.iinfo(dtype)
-    return jnp.asarray(rng.integers(int(info.min), int(info.max) + 1, shape), dtype)
+    return array(rng.integers(int(info.min), int(info.max) + 1, shape), dtype)
 
 
 def sums(function, *args):
@@ -215,7 +216,7 @@ def test_explain_says_so(rng):
 
 
 def ragged(x, w, **kwargs):
-    sizes = jnp.array([3, x.shape[0] - 3], jnp.int32)
+    sizes = jnp.asarray([3, x.shape[0] - 3], np.int32)
     return lax.ragged_dot(x, jnp.stack([w, -w]), sizes, preferred_element_type=jnp.int32, **kwargs)
 
 
@@ -245,7 +246,7 @@ def test_a_ragged_product_within_shard_map(rng):
 
     def local(x, w):
         vary = lambda v: lax.pcast(v, "x", to="varying")  # noqa: E731
-        return lax.ragged_dot(x, vary(jnp.stack([w, -w])), vary(jnp.array([3, 2], jnp.int32)))
+        return lax.ragged_dot(x, vary(jnp.stack([w, -w])), vary(jnp.asarray([3, 2], np.int32)))
 
     mapped = jax.shard_map(local, mesh=on, in_specs=(P("x"), P()), out_specs=P("x"))
     np.testing.assert_array_equal(jax.jit(jaxgemm.override(mapped))(x, w), jax.jit(mapped)(x, w))
@@ -336,7 +337,7 @@ SHAPES = [(16, 16, 7), (51, 865, 33), (128, 128, 129), (1, 257, 9), (63, 1, 1023
 def on_host(function, *args):
     """The result by the CPU, whose sums are right."""
     with jax.default_device(jax.devices("cpu")[0]):
-        return np.asarray(function(*(jnp.asarray(np.asarray(x)) for x in args)))
+        return np.asarray(function(*(array(x) for x in args)))
 
 
 def drawn(rng):

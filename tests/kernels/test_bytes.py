@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import array
 from oracle import Product, sum_eps
 
 import jaxgemm
@@ -131,7 +132,7 @@ def test_epilogue_of_floats(layout, rng):
         for out, activation in itertools.product(RESULTS, (None, "relu", "gelu")):
             p = Product(a, b, out=out, c=c.astype(np.dtype(jnp.dtype(out))), bias=bias.astype(np.dtype(jnp.dtype(out))))
             p = replace(p, alpha=0.5, beta=2.0, activation=activation)
-            more = {"c": jnp.asarray(p.c), "bias": jnp.asarray(p.bias), "alpha": 0.5, "beta": 2.0}
+            more = {"c": array(p.c), "bias": array(p.bias), "alpha": 0.5, "beta": 2.0}
             p.check(product(a, b, layout, out_dtype=out, activation=activation, **more), "sm90")
             p = replace(p, c=None, beta=0.0)
             p.check(product(a, b, layout, out_dtype=out, activation=activation, bias=more["bias"], alpha=0.5), "sm90")

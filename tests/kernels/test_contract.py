@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from oracle import ACTIVATIONS, Product, check_all, dtype_of, operand_eps, random
 
 import jaxgemm
@@ -215,7 +216,7 @@ def test_results_do_not_alias_c(row, rng):
     """c is an operand, not the result's memory: it is unchanged afterwards."""
     types = row.types[0]
     p = Product.random(rng, (40, 50, 60), types, beta=2)
-    arrays = {name: jnp.asarray(x) for name, x in p.arrays.items()}
+    arrays = {name: array(x) for name, x in p.arrays.items()}
     p.check(np.asarray(p.call(arrays, row.name)), row.name)
     for name, x in p.arrays.items():
         assert np.asarray(arrays[name]).tobytes() == x.tobytes(), name
@@ -247,7 +248,7 @@ def test_chains(row, rng):
         expected = x.astype(np.float64)
         for i in range(length):
             expected = expected @ w[i].astype(np.float64) + 0.5 * expected
-        keep.append(jnp.asarray(x))  # so that the next input lies elsewhere
+        keep.append(array(x))  # so that the next input lies elsewhere
         error = np.linalg.norm(np.asarray(chain(keep[-1], w), np.float64) - expected)
         eps = max(float(jnp.finfo(dtype).eps), 2 * operand_eps(row.name, dtype))
         assert error <= 4 * length * eps * np.linalg.norm(expected)

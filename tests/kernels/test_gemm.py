@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import Product, check_all, random
@@ -151,7 +152,7 @@ def test_operands_of_other_types(row, rng):
 def test_array_scalings(row, rng):
     types = row.types[0]
     p = Product.random(rng, (17, 33, 24), types, alpha=2, beta=-3)
-    alpha, beta = jnp.asarray(2, p.out), jnp.asarray(-3, p.out)
+    alpha, beta = array(2, p.out), array(-3, p.out)
 
     def program(a, b, c, alpha, beta):
         return jaxgemm.gemm(a, b, c, alpha=alpha, beta=beta, out_dtype=p.out, kernel=row.name)
@@ -175,7 +176,7 @@ def test_runs_agree_bitwise(row, types, rng):
     for shape in ((255, 257, 63), (64, 64, 20000), (512, 384, 256)):
         p = Product.random(rng, shape, types)
         run = jax.jit(lambda x, p=p: p.call(x, row.name))
-        arrays = {name: jnp.asarray(x) for name, x in p.arrays.items()}
+        arrays = {name: array(x) for name, x in p.arrays.items()}
         first = np.asarray(run(arrays)).tobytes()
         assert all(np.asarray(run(arrays)).tobytes() == first for _ in range(4)), p.label
 

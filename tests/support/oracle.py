@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from arrays import array
 from scipy import special
 
 import jaxgemm
@@ -144,7 +145,7 @@ class Product:
 
     def run(self, kernel: str, **options: int) -> np.ndarray:
         """The result, computed eagerly into recycled memory."""
-        arrays = {name: jnp.asarray(x) for name, x in self.arrays.items()}
+        arrays = {name: array(x) for name, x in self.arrays.items()}
         poison([self.shape], self.out)
         return np.asarray(self.call(arrays, kernel, **options))
 
@@ -280,7 +281,7 @@ def compare(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None
 
 def run_all(products: list[Product], kernel: str, **options: int) -> list[np.ndarray]:
     """Every product by one compiled program (compiling is most of a small test's time)."""
-    arrays = [{name: jnp.asarray(x) for name, x in p.arrays.items()} for p in products]
+    arrays = [{name: array(x) for name, x in p.arrays.items()} for p in products]
 
     def program(arrays: list[dict[str, jax.Array]]) -> list[jax.Array]:
         return [p.call(x, kernel, **options) for p, x in zip(products, arrays, strict=True)]
@@ -339,7 +340,7 @@ def poison(shapes: list[tuple[int, ...]], dtype: str) -> None:
     kind = dtype_of(dtype)
     value = 0x5A5A5A5A if np.issubdtype(kind, np.integer) else np.nan
     sizes = [int(np.prod(shape)) for shape in shapes]
-    poisoned = [jnp.array(np.full(n, value, kind), copy=True) for n in sizes * 3 if n]
+    poisoned = [jax.device_put(np.full(n, value, kind), may_alias=False) for n in sizes * 3 if n]
     jax.block_until_ready(poisoned)
     for x in poisoned:
         x.delete()

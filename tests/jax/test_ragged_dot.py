@@ -201,7 +201,8 @@ def test_vmap(axes, rng):
     def pieces(a):
         given = [*a, args[2]]
         for i in range(3):
-            yield [v if ax is None else jnp.moveaxis(jnp.asarray(v), ax, 0)[i] for v, ax in zip(given, axes, strict=True)]
+            pairs = zip(given, axes, strict=True)
+            yield [v if ax is None else jnp.moveaxis(jnp.asarray(v), ax, 0)[i] for v, ax in pairs]
 
     for one, other in zip(total(*args[:2]), slow(*args[:2]), strict=True):
         close(one, np.asarray(other), 1e-10)

@@ -6,7 +6,7 @@ For a long sum it is loose; there the Frobenius norm, in which random errors add
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -85,6 +85,7 @@ class Product:
     precision: Any = None
     a_scale: np.ndarray | None = None
     b_scale: np.ndarray | None = None
+    options: dict[str, int] = field(default_factory=dict)
     label: str = ""
 
     @classmethod
@@ -141,7 +142,7 @@ class Product:
         return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
 
     def call(self, arrays: dict[str, Any], kernel: str, **options: int) -> jax.Array:
-        return jaxgemm.gemm(**arrays, **{**self.keywords, **options}, kernel=kernel)
+        return jaxgemm.gemm(**arrays, **{**self.keywords, **self.options, **options}, kernel=kernel)
 
     def run(self, kernel: str, **options: int) -> np.ndarray:
         """The result, computed eagerly into recycled memory."""

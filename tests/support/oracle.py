@@ -6,7 +6,7 @@ For a long sum it is loose; there the Frobenius norm, in which random errors add
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -280,9 +280,16 @@ def compare(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None
         )
 
 
+def with_options(products: list[Product], **options: int) -> list[Product]:
+    """The same products by these options of a kernel, for a program that has them with several."""
+    return [replace(p, options=options, label=f"{p.label} {options}") for p in products]
+
+
 def run_all(products: list[Product], kernel: str, **options: int) -> list[np.ndarray]:
     """Every product by one compiled program (compiling is most of a small test's time)."""
-    arrays = [{name: array(x) for name, x in p.arrays.items()} for p in products]
+    every = {id(x): x for p in products for x in p.arrays.values()}
+    on_device = {key: array(x) for key, x in every.items()}  # once, whatever options it is multiplied with
+    arrays = [{name: on_device[id(x)] for name, x in p.arrays.items()} for p in products]
 
     def program(arrays: list[dict[str, jax.Array]]) -> list[jax.Array]:
         return [p.call(x, kernel, **options) for p, x in zip(products, arrays, strict=True)]

@@ -113,7 +113,7 @@ def test_overlapped_products_have_derivatives():
             body, axis_name="t", precision="BF16_BF16_F32", preferred_element_type=jnp.float32, kernel=kernel
         )
         mapped = jax.shard_map(body, mesh=mesh((2,), ("t",)), in_specs=(P("t"), P()), out_specs=P("t"))
-        return jax.grad(lambda x, w: jnp.sum(mapped(x, w)), (0, 1))(x, x)
+        return jax.jit(jax.grad(lambda x, w: jnp.sum(mapped(x, w)), (0, 1)))(x, x)
 
     def plain(x, w, *, axis_name, kernel, **how):
         del kernel

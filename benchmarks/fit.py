@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxgemm import precision
+from jaxgemm.dtypes import ELEMENT_TYPES
 from jaxgemm.epilogue import ACTIVATIONS
 from jaxgemm.measure import configurations, report
 from jaxgemm.measure.configurations import Product
@@ -53,6 +54,7 @@ _SMALL = 8.0
 
 #: What is compiled behind the model. A timing is a configuration's options as the row names them, and microseconds.
 CODE = r"""
+#include "bytes/copies.h"
 #include "options.h"
 #include "planes/slabs.h"
 #include "planes/tail.h"
@@ -84,19 +86,18 @@ extern "C" {
 double* constants() { return fitted; }
 
 void add_product(int64_t m, int64_t n, int64_t k, int64_t batch, int a_transposed, int b_transposed, int bias,
-                 int activation, int arithmetic, int multiprocessors, double bandwidth) {
+                 int activation, int arithmetic, int dtype, int out, int multiprocessors, double bandwidth) {
   Product& product = products.emplace_back();
   product.machine = {multiprocessors, bandwidth};
   GemmProblem& p = product.problem;
   p.m = m, p.n = n, p.k = k, p.batch[1] = batch;
-  p.a = {DType::kBF16, a_transposed != 0, a_transposed ? m : k, {0, batch > 1 ? m * k : 0}};
-  p.b = {DType::kBF16, b_transposed != 0, b_transposed ? k : n, {0, batch > 1 ? k * n : 0}};
-  p.d = DType::kBF16;
+  p.a = {static_cast<DType>(dtype), a_transposed != 0, a_transposed ? m : k, {0, batch > 1 ? m * k : 0}};
+  p.b = {static_cast<DType>(dtype), b_transposed != 0, b_transposed ? k : n, {0, batch > 1 ? k * n : 0}};
+  p.d = static_cast<DType>(out);
   p.has_bias = bias != 0;
   p.activation = static_cast<Activation>(activation);
   p.arithmetic = static_cast<Arithmetic>(arithmetic);
   if (!of_planes(p)) return;
-  p.a.dtype = p.b.dtype = p.d = DType::kF32;
   p = slab_problem(p, slabs_of(p), 0, plane_arithmetic(p));
 }
 
@@ -110,6 +111,7 @@ int add_timing(const int64_t* options, double us) {
   for (int tile = 0; tile < kTileCount; ++tile) {
     const TileConfig& t = kTiles[tile];
     if (!t.is_dense() || t.gated != Axis::kNone || t.planes != of_planes(p)) continue;
+    if (t.turned != (of_bytes(p) && Shape(p, fixed(p, "swap") == 2).x_mn_major)) continue;
     if (!options_allow(p, {.tile = tile}, {Scope::kTile})) continue;
     const auto value = [&](OptionPlace option) { return static_cast<int>(fixed(p, option)); };
     product.timings.push_back({{tile, value("cluster_m"), value("cluster_n"), value("split_k"), value("swap") == 2,
@@ -173,7 +175,7 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
         raise RuntimeError(f"the model did not compile:\n{done.stderr[-2000:]}")
     model = ctypes.CDLL(str(library))
     model.constants.restype = ctypes.POINTER(ctypes.c_double)
-    model.add_product.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_int] * 6 + [ctypes.c_double]
+    model.add_product.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_int] * 8 + [ctypes.c_double]
     model.add_timing.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_double]
     model.expect.argtypes, model.expect.restype = [ctypes.c_int64] * 2, ctypes.c_double
     model.loss.argtypes, model.loss.restype = [ctypes.c_double, ctypes.POINTER(ctypes.c_double)], ctypes.c_double
@@ -181,6 +183,7 @@ def compiled(folder: Path) -> tuple[ctypes.CDLL, list[str]]:
 
 
 _ACTIVATIONS = {name: number for number, name in enumerate((None, *ACTIVATIONS))}  # as ffi/activation.h counts them
+_TYPES = tuple(ELEMENT_TYPES)  # in the order of their numbers
 _ARITHMETICS = {name: number for number, name in enumerate(precision.ARITHMETICS)}  # as ffi/dtype.h does
 
 
@@ -200,8 +203,10 @@ def load(model: ctypes.CDLL, products: Sequence[Product], device: DeviceLimits =
             else ""
         )
         extents = case.m, case.n, case.k, case.batch or 1
+        arithmetic = _ARITHMETICS[named or "plain"]
+        types = (_TYPES.index(case.dtype), _TYPES.index(case.out_dtype))
         model.add_product(
-            *extents, *transposed, *epilogue, _ARITHMETICS[named or "plain"], device.multiprocessors, device.bandwidth
+            *extents, *transposed, *epilogue, arithmetic, *types, device.multiprocessors, device.bandwidth
         )
         times = [us for config, us in timed if us and model.add_timing(row(*config), us)]
         if times:

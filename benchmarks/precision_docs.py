@@ -42,6 +42,8 @@ KEEPS = {
     "TF32_TF32_F32_X3": "22 bits, as two parts in TF32 do",
 }
 _HIGHEST = "what should be fastest of `bf16_x6`, `plain` and XLA's product"
+#: The row of JAX's default precision, which promises no bound.
+_DEFAULT = ("`default`", "XLA's product in TF32; `sm90` by name: `bf16_x3`", "11 bits, or 16 by name", "-")
 _K = 4096
 _X6 = "BF16_BF16_F32_X6"
 #: What a case that names no data has.
@@ -166,7 +168,7 @@ by kernel and arithmetic.
 
 def precisions() -> str:
     """What each precision does to operands, what that keeps, and its bound."""
-    lines = []
+    lines: list[tuple[str, ...]] = [_DEFAULT]
     for name in PRECISIONS:
         least, *_ = arithmetics(canonical(name), np.dtype(np.float32))
         does = _HIGHEST if name == "highest" else f"`{least}`: {ARITHMETICS[least] or 'multiplies them as they are'}"

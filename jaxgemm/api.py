@@ -123,7 +123,7 @@ def gemm(
         scales
         and c is None
         and static_alpha is not None
-        and is_matrix_product(a, b, transposed := (transpose_a, transpose_b))
+        and is_matrix_product(a, b, scales.get("b_scale"), transposed := (transpose_a, transpose_b))
     ):
         epilogue = Epilogue(static_alpha, 0.0, bias is not None, activation)
         return jnp.reshape(bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how), shape)

@@ -5,9 +5,12 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
 
     python tests/sanitize.py                     both tools, every family of kernels
     python tests/sanitize.py --tool memcheck     one of them
-    python tests/sanitize.py --kernel sm90       one kernel; may be repeated
+    python tests/sanitize.py --kernel sm90       one kernel, for which others' results stay; may be repeated
+    python tests/sanitize.py --kernel planes     sm90's products of float32 operands
+    python tests/sanitize.py --kernel bytes      and those of 8 bits
     python tests/sanitize.py --kernel groups     products of groups, by every configuration of their tiles
     python tests/sanitize.py --kernel many       lists of products, by every tile
+    python tests/sanitize.py --kernel quantize   values of 8 bits and scales, of every kind
     python tests/sanitize.py --seconds 300       a tool that takes longer has failed, and says at which product
 """
 
@@ -41,9 +44,10 @@ RECORD = _HERE / "sanitizer_record.json"
 RENEW = "renew it with `python tests/sanitize.py` on a machine with a GPU"
 TOOLS = ("memcheck", "racecheck")
 KERNELS = ("shared_pipeline", "wmma_f16", "mma_sync", "wgmma_tma", "gemv", "direct", "simt", "sm80", "sm90")
-#: What is recorded: kernels, products of groups, and lists of products.
-GROUPS, MANY = "groups", "many"
-SECTIONS = (*KERNELS, GROUPS, MANY)
+#: What is recorded: kernels, sm90's products of float32 and of 8 bits, of groups, lists of products, and quantize's
+#: launches.
+FLOAT32, NARROW, GROUPS, MANY, QUANTIZE = "planes", "bytes", "groups", "many", "quantize"
+SECTIONS = (*KERNELS, FLOAT32, NARROW, GROUPS, MANY, QUANTIZE)
 #: Settings of sm90: wide and narrow tiles, clusters of blocks, splits, swapped operands, unaligned ones
 #: that are realigned; {} is the model's choice. Tiles of every eighth row are for one layout, and so apart.
 SM90: tuple[dict[str, int], ...] = (
@@ -111,6 +115,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 #: Products of a list: m, n, k.
 LISTED = ((130, 261, 197), (3, 520, 264), (64, 64, 64), (201, 5, 330), (0, 9, 7), (1, 1, 1), (300, 270, 70))
+#: Numbers to be quantized: rows of whole vectors, and others; and more of them than one block takes.
+QUANTIZED = ((70, 264), (3, 5, 33), (1030, 516))
 #: So large that simt copies operands first.
 REPACKED = (1101, 1029, 1051)
 #: A product for sm90's own code for C, a bias and an activation, whose rows must be whole vectors.
@@ -121,15 +127,16 @@ _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) haza
 def unusable(record: Path = RECORD) -> str:
     """Why the record is evidence of nothing, in one line: it is missing, malformed, or tells of errors."""
     try:
-        held = json.loads(record.read_text())
-        for tool in TOOLS:
-            found = held["tools"][tool]
-            if found["errors"] or not found["products"]:
-                return f"{record.name}: {tool} found {found['errors']} errors in {found['products']} products"
-        kinds = {"kernels": list, "date": str, "digest": str}
-        wrong = ", ".join(
-            f"'{key}' must be a {kind.__name__}" for key, kind in kinds.items() if type(held[key]) is not kind
-        )
+        wrong = ""
+        for run in json.loads(record.read_text())["runs"]:
+            for tool in TOOLS:
+                found = run["tools"][tool]
+                if found["errors"] or not found["products"]:
+                    return f"{record.name}: {tool} found {found['errors']} errors in {found['products']} products"
+            kinds = {"kernels": list, "date": str, "digest": str}
+            wrong = wrong or ", ".join(
+                f"'{key}' must be a {kind.__name__}" for key, kind in kinds.items() if type(run[key]) is not kind
+            )
     except (OSError, ValueError, KeyError, TypeError) as error:
         wrong = f"{type(error).__name__}: {error}"
     return f"{record.name} is no record: {wrong}; {RENEW}" if wrong else ""
@@ -139,12 +146,22 @@ def staleness(record: Path = RECORD) -> str:
     """Why the record is no evidence for these sources, in one line; empty if it is."""
     if problem := unusable(record):
         return problem
-    held = json.loads(record.read_text())
-    if missing := sorted({*SECTIONS} - {*held["kernels"]}):
+    runs = json.loads(record.read_text())["runs"]
+    if missing := sorted({*SECTIONS}.difference(*(run["kernels"] for run in runs))):
         return f"{record.name} is stale: it lacks {', '.join(missing)}; {RENEW}"
-    if held["digest"] != digest():
-        return f"{record.name} is stale: the sources have changed since the run of {held['date']}; {RENEW}"
+    if old := [run["date"] for run in runs if run["digest"] != digest()]:
+        return f"{record.name} is stale: the sources have changed since the run of {min(old)}; {RENEW}"
     return ""
+
+
+def with_run(record: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """What the record has of kernels that this run did not see, and the run."""
+    runs = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for held in json.loads(record.read_text())["runs"]:
+            kernels = [name for name in held["kernels"] if name not in run["kernels"]]
+            runs += [{**held, "kernels": kernels}] if kernels else []
+    return {"runs": [*runs, run]}
 
 
 def main() -> int:
@@ -172,14 +189,14 @@ def main() -> int:
             for tool in options.tool or TOOLS
         }
         deadline = time.monotonic() + options.seconds
-        found = {tool: run.result(deadline) for tool, run in runs.items()}
-    record = {
+        found = {tool: process.result(deadline) for tool, process in runs.items()}
+    run = {
         "kernels": list(kernels),
         "tools": found,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "digest": digest(),
     }
-    options.output.write_text(json.dumps(record, indent=2) + "\n")
+    options.output.write_text(json.dumps(with_run(options.output, run), indent=2) + "\n")
     print(json.dumps(found, indent=2))
     return int(any(result["errors"] != 0 for result in found.values()))
 
@@ -232,6 +249,7 @@ class Run:
 
 def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str, Any, str, dict[str, int]]]:
     """A label, a product, a kernel and its options."""
+    import numpy as np
     from oracle import Product, refused_by_name
 
     from jaxgemm.kernels import find_kernel
@@ -260,18 +278,20 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
             p = Product.random(rng, ACTIVATED, types, layout, **epilogue)
             for options in SM90:
                 yield f"sm90 {options} {p.label}", p, "sm90", options
-    for layout in LAYOUTS if "sm90" in kernels else ():
+    for layout in LAYOUTS if FLOAT32 in kernels else ():
         types = next(types for types in find_kernel("sm90").types if types[0] == "float32")
         for options in PLANES:
             p = Product.random(rng, CLUSTERED, types, layout, beta=1.0)
             yield f"sm90 {options} {p.label}", p, "sm90", options
-    narrow = [t for t in find_kernel("sm90").types if t[0] in ("int8", "float8_e4m3fn")] if "sm90" in kernels else []
+    narrow = [t for t in find_kernel("sm90").types if t[0] in ("int8", "float8_e4m3fn")] if NARROW in kernels else []
     for types, (layout, settings) in itertools.product(narrow, BYTES.items()):
         for shape, given in ((BYTES_SHAPE, settings), (SHAPES[1], ({},))):
             for options in given:
                 if types[0] == "int8" and "precision" in options:
                     continue
-                p = Product.random(rng, shape, types, layout, alpha=2.0)
+                scales = {"a_scale": rng.uniform(0.5, 2, (shape[0], 1)), "b_scale": rng.uniform(0.5, 2, (1, shape[1]))}
+                scales = {name: x.astype(np.float32) for name, x in scales.items() if "float8" in types[0]}
+                p = Product.random(rng, shape, types, layout, alpha=2.0, **scales)
                 yield f"sm90 {options} {p.label}", p, "sm90", options
     for shape in (*SHAPES, CLUSTERED) if "sm90" in kernels else ():
         p = Product.random(rng, shape, find_kernel("sm90").types[0])
@@ -313,11 +333,13 @@ def checks(kernels: tuple[str, ...] | list[str]) -> Iterator[tuple[str, Callable
     import jax
     import jax.numpy as jnp
     import numpy as np
+    import quantized
     from group_cases import on_device
     from pairs import check_result, operands
 
     import jaxgemm
     from jaxgemm.choice.resolve import least_exact
+    from jaxgemm.products import quantization
 
     def dense(p: Any, kernel: str, options: dict[str, int]) -> None:
         with least_exact():
@@ -336,12 +358,20 @@ def checks(kernels: tuple[str, ...] | list[str]) -> Iterator[tuple[str, Callable
         for p, x in zip(listed, jax.jit(fuzz_many.program(case))(*sides), strict=True):
             p.check(np.asarray(x), case.kernel)
 
+    def quantize(x: Any, dtype: str, scaling: str) -> None:
+        x = x.astype(np.float32)
+        quantized.check(jaxgemm.quantize(x, dtype, scaling), x, dtype, scaling)
+
     for label, product, kernel, options in calls(kernels, np.random.default_rng(0)):
         yield label, partial(dense, product, kernel, options)
     for shape in SHAPES if "sm90" in kernels else ():
         yield f"gated_gemm {shape}", partial(pair, operands(np.random.default_rng(1), *shape, "bfloat16"))
     for label, p, options in grouped_calls(np.random.default_rng(2)) if GROUPS in kernels else ():
         yield label, partial(grouped, p, options)
+    rng = np.random.default_rng(4)
+    kinds = itertools.product(QUANTIZED, quantization.TYPES, quantized.AXES) if QUANTIZE in kernels else ()
+    for shape, dtype, scaling in kinds:
+        yield f"quantize {shape} {dtype} {scaling}", partial(quantize, rng.standard_normal(shape), dtype, scaling)
     rng = np.random.default_rng(3)
     for case in many_calls(rng) if MANY in kernels else ():
         yield str(case), partial(many, case, case.operands(rng))

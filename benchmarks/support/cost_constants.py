@@ -34,6 +34,7 @@ CONSTANTS: tuple[tuple[str, str, str], ...] = (
     ("kPartialsRate", "bytes/us", "partial results of a split K, written and read again"),
     ("kEpilogue", "us", "epilogue of 128 x 128 results of 2 bytes by a ping-pong warpgroup"),
     ("kCooperativeEpilogue", "", "times that for a cooperative tile, divided by its warpgroups"),
+    ("kWideResults", "", "of the epilogue where operands have 8 bits and results 32, for each of their bytes"),
     ("kHandover", "us", "from one ping-pong warpgroup's main loop to the other's"),
     ("kNarrowStrip", "", "more epilogue for each halving of a strip's columns, about"),
     ("kSwappedEpilogue", "", "of the epilogue where operands are swapped"),
@@ -77,6 +78,8 @@ CONSTANTS: tuple[tuple[str, str, str], ...] = (
     ("kPlaneOverlap", "exponent", "that and multiplying"),
     ("kPlaneStores", "x", "a cooperative tile's results of planes, times its warpgroups"),
     ("kPlaneStoresSwapped", "x", "the same where operands are swapped"),
+    ("kTurn", "us", "of a step of 64 rows of x of 8 bits that a warpgroup transposes in registers"),
+    ("kTurnOverlap", "exponent", "that and multiplying"),
     ("kSplitRate", "bytes/us", "of the pass that splits operands into planes, read and written"),
     ("kSplitLaunch", "us", "that pass's kernel"),
 )

@@ -36,8 +36,9 @@ def quantize(x: ArrayLike, dtype: DTypeLike, scaling: str = "tensor") -> tuple[j
     even. In fp8 NaN stays NaN, and infinity stays infinity, or becomes NaN in a type without one. In int8 either makes
     the scale NaN, and so every product with it.
 
-    On a GPU that has all of x it is one launch, elsewhere jnp, with the same bits. If ``jax.jit`` divides an axis over
-    devices, a scale is of the whole axis; inside of ``jax.shard_map`` it is of what a device has.
+    On a GPU that has all of x it is one launch, with the bits of IEEE arithmetic. Elsewhere it is jnp, and on a GPU XLA
+    may round the last bit of a quotient otherwise. If ``jax.jit`` divides an axis over devices, a scale is of the whole
+    axis; inside of ``jax.shard_map`` it is of what a device has.
 
     Args:
         x: floating-point numbers of shape (..., m, n), or of any shape for ``scaling="tensor"``.

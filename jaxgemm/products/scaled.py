@@ -106,9 +106,12 @@ def launch(decision: Decision, a: jax.Array, b: jax.Array, *rest: jax.Array, **p
     return call(decision.choice, problem, (problem.m, problem.n), operands)
 
 
-def is_matrix_product(a: Any, b: Any, transposed: tuple[bool, bool]) -> bool:
-    """Whether a b is one matrix product: of two matrices, or of the rows of several matrices a and one matrix b."""
-    return b.ndim == 2 and (a.ndim == 2 or not transposed[0])
+def is_matrix_product(a: Any, b: Any, b_scale: Any | None, transposed: tuple[bool, bool]) -> bool:
+    """Whether a b is one matrix product: of two matrices, or of the rows of several matrices a, which may have scales
+    of their own, and one matrix b with one set of scales.
+    """
+    shared = b_scale is None or all(n == 1 for n in b_scale.shape[:-2])
+    return shared and b.ndim == 2 and (a.ndim == 2 or not transposed[0])
 
 
 def _is_one(x: jax.Array) -> bool:

@@ -229,6 +229,15 @@ def test_rows_of_several_matrices_are_one_product(shape, rng):
         check(got, want, 2.0**-20, lost(a, b, *scales))
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (2, 1), (3, 2, 5)])
+def test_scales_of_each_product_of_one_matrix(shape, rng):
+    """Of a matrix that all of a batch multiply by: its columns have scales for each product."""
+    a, b = values(rng, (*shape, K), "int8"), values(rng, (K, N), "int8")
+    for lead in (shape[:-1], (1,) * len(shape[:-1])):
+        b_scale = scale(rng, (*lead, 1, N))
+        check(jaxgemm.gemm(a, b, b_scale=b_scale), exact(a, b, 1.0, b_scale))
+
+
 @pytest.mark.parametrize("types", PAIRS[::3], ids="-".join)
 @pytest.mark.parametrize("rows", [(), (M,), (3, M)])
 def test_gated_pairs(types, rows, rng):

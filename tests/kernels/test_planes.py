@@ -1,6 +1,8 @@
 """float32 products of planes in bfloat16 by `sm90`: errors within their bounds, exact where they promise it."""
 
 import itertools
+import subprocess
+import sys
 
 import cases
 import jax
@@ -256,6 +258,38 @@ def test_slabs_that_the_workspace_asks_for(rng):
     assert found.decision.choice.config[slabs] > 1
     a, b = (rng.integers(-4, 5, s.shape).astype(np.float32) for s in shapes)
     np.testing.assert_array_equal(np.asarray(jax.jit(call)(a, b)), a.astype(np.float64) @ b)
+
+
+def test_a_process_that_has_used_no_planes():
+    """Both products of a scaled one are prepared, whatever ran before: by both tiles, with the operands swapped too."""
+    program = """
+import jax, jax.numpy as jnp, jaxgemm
+from jaxgemm.choice.resolve import least_exact
+a, b = jnp.ones((200, 2050)), jnp.ones((2050, 130)).at[0, 0].set(1e-30)
+with least_exact():
+    for swap in (1, 2):
+        for m, n in ((192, 128), (128, 64)):
+            options = dict(kernel="sm90", tile_m=m, tile_n=n, swap=swap)
+            d = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision="TF32_TF32_F32_X3", **options))(a, b)
+            assert abs(d[1, 1] - 2050) < 0.01, d[1, 1]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_slabs_of_a_huge_product(rng):
+    """Each array has 4 GB, and planes many times the workspace: a sample of elements."""
+    n, count = 32768, 8
+    rows, columns = (np.sort(rng.choice(n, count, replace=False)) for _ in range(2))
+
+    @jax.jit
+    def sampled(key):
+        a, b = (jax.random.normal(key, (n, n), "float32") for key in jax.random.split(key))
+        d = jaxgemm.gemm(a, b, precision="highest", kernel="sm90")
+        return d[rows[:, None], columns[None]], a[rows], b[:, columns]
+
+    got, a, b = map(np.asarray, sampled(jax.random.key(int(rng.integers(1 << 30)))))
+    check(got, "BF16_BF16_F32_X6", a, b)
 
 
 def test_gradients_keep_the_precision(rng):

@@ -1,4 +1,4 @@
-"""quantize's launch on a GPU, and what it is in jnp: the bits of IEEE arithmetic."""
+"""quantize's launch on a GPU: the bits of IEEE arithmetic, which NumPy has."""
 
 import itertools
 
@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import quantized
 
 import jaxgemm
 from jaxgemm.products import quantization
 
 FROM = ("float32", "bfloat16", "float16")
-SCALINGS = ("tensor", "row", "column")
 SHAPES = ((1, 1), (1, 7), (5, 64), (33, 130), (3, 4096), (2, 20_001), (1030, 36), (257, 1000), (2, 3, 40, 24))
 
 
@@ -23,34 +23,13 @@ def numbers(rng, shape, dtype):
     return x.astype(jnp.dtype(dtype))
 
 
-def in_numpy(x, kind, scaling):
-    """The values and scales: a division and a rounding of float32 each."""
-    x, axis = x.astype(np.float32), quantization._AXES[scaling]
-    finite = np.isfinite(x)
-    largest = np.where(finite, abs(x), np.float32(0)).max(axis=axis, keepdims=axis is not None)
-    most = np.float32(127 if kind == np.int8 else jnp.finfo(kind).max)
-    scale = np.where(largest == 0, np.float32(1), np.maximum(largest / most, np.float32(2.0**-126)))
-    if kind != np.int8:
-        return (x / scale).astype(kind), scale
-    values = np.rint(np.where(finite, x, np.float32(0)) / scale)
-    whole = finite.all(axis=axis, keepdims=axis is not None)
-    return np.clip(values, -127, 127).astype(np.int8), np.where(whole, scale, np.float32(np.nan))
-
-
 def check(x, dtype, scaling):
-    kind = np.dtype(jnp.dtype(dtype))
-    want = in_numpy(x, kind, scaling)
     run = jax.jit(lambda x: jaxgemm.quantize(x, dtype, scaling))
-    in_jnp = jax.jit(lambda x: quantization.composed(x, dtype=kind, scaling=scaling))
-    on = jax.device_put(x, jax.devices("cuda")[0])
-    for got in (run(on), in_jnp(on)):
-        for ours, theirs in zip(got, want, strict=True):
-            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-            np.testing.assert_array_equal(*(np.asarray(y).astype(np.float32) for y in (ours, theirs)))
+    quantized.check(run(jax.device_put(x, jax.devices("cuda")[0])), x, dtype, scaling)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("scaling", quantized.AXES)
 @pytest.mark.parametrize("dtype", quantization.TYPES)
 def test_the_same_bits(dtype, scaling, rng):
     for shape, source in itertools.product(SHAPES, FROM):
@@ -58,7 +37,7 @@ def test_the_same_bits(dtype, scaling, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("scaling", quantized.AXES)
 @pytest.mark.parametrize("dtype", quantization.TYPES)
 def test_special_numbers(dtype, scaling, rng):
     """NaN and infinities, of either sign, and numbers whose scale would be too small."""
@@ -72,7 +51,7 @@ def test_special_numbers(dtype, scaling, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("scaling", quantized.AXES)
 def test_more_than_the_device_runs_at_once(scaling, rng):
     """Again and again: blocks of a launch wait for each other."""
     x = rng.standard_normal((2048, 4100)).astype(np.float32)

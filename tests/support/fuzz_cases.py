@@ -149,6 +149,11 @@ def one(rng: np.random.Generator, choices: Any) -> Any:
     return choices[rng.integers(len(choices))]
 
 
+def types_together(rows: list[jaxgemm.Kernel]) -> list[Any]:
+    """The types that kernels multiply in groups and lists: 8 bits are multiplied in single products."""
+    return sorted({types for row in rows for types in row.types if dtype_of(types[0]).itemsize > 1})
+
+
 def _every_type(rows: list[jaxgemm.Kernel]) -> list[Any]:
     return sorted({types for row in rows for types in row.types})
 

@@ -14,9 +14,8 @@ import group_cases
 import guards
 import jax
 import numpy as np
-from fuzz_cases import LARGEST, MOST, SETS, about, one, twice
+from fuzz_cases import LARGEST, MOST, SETS, about, one, twice, types_together
 from group_cases import FORMS, KINDS, Grouped
-from oracle import dtype_of
 
 import jaxgemm
 from jaxgemm.epilogue import Epilogue
@@ -92,8 +91,7 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
     rng = np.random.default_rng((seed, index))
     able = [row for row in rows if row.grouped]
     row = one(rng, able) if able and rng.random() < 0.75 else None
-    # Kernels multiply 8 bits in single products.
-    types = sorted({(a, d) for x in able for a, b, d, _ in x.types if a == b and dtype_of(a).itemsize > 1})
+    types = sorted({(a, d) for a, b, d, _ in types_together(able) if a == b})
     types = types if row else [*types, *WIDE]
     form, groups = one(rng, FORMS), about(rng, 1, 300)
     held, offset = groups, None

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import LAYOUTS
-from fuzz_cases import LARGEST, MOST, SETS, about, one, same_bits
-from oracle import Product, coarser, dtype_of, poison
+from fuzz_cases import LARGEST, MOST, SETS, about, one, same_bits, types_together
+from oracle import Product, coarser, poison
 
 import jaxgemm
 
@@ -57,9 +57,7 @@ def draw(seed: int, index: int, rows: list[jaxgemm.Kernel]) -> Case:
     rng = np.random.default_rng((seed, index, 3))
     able = [row for row in rows if row.many]
     row = one(rng, able) if able and rng.random() < 0.7 else None
-    # Kernels multiply 8 bits in single products.
-    shared = sorted({x for row in ([row] if row else able) for x in row.types if dtype_of(x[0]).itemsize > 1})
-    types = one(rng, shared if row else [*shared, *WIDE])
+    types = one(rng, types_together([row]) if row else [*types_together(able), *WIDE])
     case = Case(
         kernel=row.name if row else "auto",
         types=tuple(types),

@@ -108,7 +108,8 @@ class Product:
         c = random(rng, out, types[2]) if keywords.get("beta", 0) else None
         row = random(rng, (n,), types[2]) if bias else None
         text = [f"{m}x{n}x{k}", layout, f"batches {batches}" if any(batches) else ""]
-        text += [f"{key} {value}" for key, value in keywords.items()] + ["bias"] * bias
+        text += [key if isinstance(value, np.ndarray) else f"{key} {value}" for key, value in keywords.items()]
+        text += ["bias"] * bias
         label = " ".join(filter(None, text))
         return cls(a, b, layout, types[2], types[3], c=c, bias=row, label=label, **keywords)
 
@@ -209,13 +210,14 @@ class Product:
         # single element may come out small by chance.
         added = np.sqrt((factor**2 * np.matmul(a**2, b**2)).sum())
         scale = added + sum(np.linalg.norm(x) for x, _ in terms[1:])
-        norm_bound = (4 * eps * np.sqrt(k + 16) + 2 * eps_operand + eps_out) * scale + np.linalg.norm(summed)
+        rounding_out = eps_out * max(scale, np.linalg.norm(z))  # sums of one sign are larger than random ones
+        norm_bound = (4 * eps * np.sqrt(k + 16) + 2 * eps_operand) * scale + rounding_out + np.linalg.norm(summed)
         result = z
         if self.activation is not None:
             result = ACTIVATIONS[self.activation](z)
             rounding = 16 * eps * (abs(z) + abs(result))
             bound = STEEPEST * bound + rounding
-            norm_bound = STEEPEST * norm_bound + np.linalg.norm(rounding)
+            norm_bound = STEEPEST * norm_bound + np.linalg.norm(rounding) + eps_out * np.linalg.norm(result)
         info = ml_dtypes.finfo(dtype_of(self.out))
         # Numbers below the normal ones may be flushed, but not float16's, which are well within float32.
         tiny = float(info.smallest_subnormal if self.out == "float16" else info.smallest_normal)

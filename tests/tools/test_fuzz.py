@@ -139,7 +139,7 @@ def test_every_kind_of_list_is_drawn():
     drawn = [fuzz_many.draw(0, i, ROWS) for i in range(500)]
     able = [row for row in ROWS if row.many]
     assert {case.kernel for case in drawn} == {"auto", *(row.name for row in able)}
-    assert {case.types for case in drawn} == {*fuzz_many.WIDE, *(tuple(types) for row in able for types in row.types)}
+    assert {case.types for case in drawn} == {*fuzz_many.WIDE, *map(tuple, fuzz_cases.types_together(able))}
     assert {case.layout for case in drawn} == set(cases.LAYOUTS)
     assert {case.guarded for case in drawn} == {True, False}
     assert len({case.options[:2] for case in drawn if case.options}) == len(fuzz_many.TILES)

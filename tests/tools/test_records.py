@@ -34,8 +34,9 @@ def quoted(markdown: str) -> list[str]:
 def test_a_record_is_there_and_tells_of_no_failure(record):
     assert record.unusable() == ""
     held = json.loads(record.RECORD.read_text())
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", held["date"])
-    assert re.fullmatch(r"[0-9a-f]{64}", held["digest"])
+    for run in held.get("runs", [held]):
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", run["date"])
+        assert re.fullmatch(r"[0-9a-f]{64}", run["digest"])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -59,7 +60,7 @@ SANITIZED = {"kernels": [*sanitize.SECTIONS], "tools": dict.fromkeys(sanitize.TO
     [
         ({}, ""),
         ({"digest": "0" * 64}, "record.json is stale: the sources have changed since the run of 2026-11-21; renew it"),
-        ({"kernels": ["gemv", "sm90"]}, "record.json is stale: it lacks direct, "),
+        ({"kernels": ["gemv", "sm90"]}, "record.json is stale: it lacks bytes, direct, "),
         ({"tools": {"memcheck": CLEAN}}, "record.json is no record: KeyError: 'racecheck'; renew it with"),
         ({"tools": {"memcheck": {**CLEAN, "errors": 2}}}, "record.json: memcheck found 2 errors in 9 products"),
         ({"tools": {"memcheck": {**CLEAN, "products": 0}}}, "record.json: memcheck found 0 errors in 0 products"),
@@ -70,7 +71,15 @@ SANITIZED = {"kernels": [*sanitize.SECTIONS], "tools": dict.fromkeys(sanitize.TO
 def test_a_sanitizer_record(tmp_path, changed, problem):
     record = tmp_path / "record.json"
     if changed is not None:
-        record.write_text(json.dumps({**SANITIZED, "digest": gpu_record.digest(), **changed}))
+        run = {**SANITIZED, "digest": gpu_record.digest(), **changed}
+        record.write_text(json.dumps({"runs": [run]}))
     assert sanitize.staleness(record).startswith(problem)
     assert bool(sanitize.staleness(record)) == bool(problem)
     assert bool(sanitize.unusable(record)) == (bool(problem) and "stale" not in problem)
+
+
+def test_a_run_of_some_kernels_keeps_the_others(tmp_path):
+    record = tmp_path / "record.json"
+    for kernels in (["gemv", "sm90"], ["direct", "sm90"], ["gemv"]):
+        record.write_text(json.dumps(sanitize.with_run(record, {**SANITIZED, "kernels": kernels})))
+    assert [run["kernels"] for run in json.loads(record.read_text())["runs"]] == [["direct", "sm90"], ["gemv"]]

@@ -1,5 +1,4 @@
-// The arithmetic of quantizing, as jaxgemm/products/quantization.py has it in jnp: results have the same
-// bits.
+// The arithmetic of quantizing, IEEE's; jaxgemm/products/quantization.py has it in jnp.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -10,14 +9,14 @@
 
 namespace jaxgemm::cuda {
 
-// The largest value of a type.
+// The largest value of type Value.
 template <typename Value>
 constexpr float kMost = std::is_same_v<Value, int8_t> ? 127.f
                         : std::is_same_v<Value, E4M3> ? 448.f
                                                       : 57344.f;
 
-// What is known of some numbers: the bits of the largest finite magnitude, and the highest bit if one is not
-// finite.
+// What is known of some numbers: the bits of the largest finite magnitude, with the highest bit set if a
+// number is not finite.
 struct Largest {
   static constexpr uint32_t kNotFinite = 0x80000000u;
   uint32_t bits = 0;
@@ -30,13 +29,14 @@ struct Largest {
     return {max(bits & ~kNotFinite, other & ~kNotFinite) | ((bits | other) & kNotFinite)};
   }
 
-  // What x is divided by.
+  // The divisor of numbers whose largest magnitude this is.
   template <typename Value>
   __device__ __forceinline__ float divisor() const {
     const float largest = __uint_as_float(bits & ~kNotFinite);
     return largest == 0.f ? 1.f : fmaxf(__fdiv_rn(largest, kMost<Value>), 0x1p-126f);
   }
-  // The scale that goes with the values: integers have no NaN, so their scale is.
+  // The scale that goes with the values. Integers have no NaN, so the scale of integers is NaN if a number is
+  // not finite.
   template <typename Value>
   __device__ __forceinline__ float scale() const {
     const bool none = std::is_same_v<Value, int8_t> && (bits & kNotFinite) != 0;
@@ -44,7 +44,7 @@ struct Largest {
   }
 };
 
-// The bits of a number's value.
+// The bits of the value that x becomes.
 template <typename Value>
 __device__ __forceinline__ uint8_t value_of(float x, float divisor) {
   const bool finite = (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u;
@@ -53,12 +53,12 @@ __device__ __forceinline__ uint8_t value_of(float x, float divisor) {
     return static_cast<uint8_t>(static_cast<int8_t>(fminf(fmaxf(value, -127.f), 127.f)));
   } else {
     constexpr bool kE4M3 = std::is_same_v<Value, E4M3>;
-    // Finite numbers are no larger than the largest value, which the machine's conversion keeps to.
+    // Finite numbers become no larger than the largest value: the machine's conversion saturates.
     if (finite)
       return __nv_cvt_float_to_fp8(__fdiv_rn(x, divisor), __NV_SATFINITE, kE4M3 ? __NV_E4M3 : __NV_E5M2);
     const uint32_t bits = __float_as_uint(x);
     const bool infinite = (bits & 0x7fffffffu) == 0x7f800000u;
-    // E4M3 has a NaN alone.
+    // E4M3 has NaN but no infinity.
     return static_cast<uint8_t>(bits >> 24 & 0x80u) | (kE4M3 ? 0x7fu : infinite ? 0x7cu : 0x7eu);
   }
 }
@@ -85,8 +85,8 @@ __device__ __forceinline__ void quantize_together(const T* x, uint8_t* values, f
   *reinterpret_cast<Together<uint8_t, kCount>*>(values) = out;
 }
 
-// Calls run.operator()<T, Value>() with the types of numbers and of values. Kernels do so, as there would be
-// nine times as many of them otherwise, and none waits for such a choice.
+// Calls run.operator()<T, Value>() with the types of numbers and of values. Kernels choose the types when
+// they run, as there would be nine times as many kernels otherwise, and no kernel waits for the choice.
 template <typename Run>
 __device__ __forceinline__ void with_types(DType from, DType to, Run&& run) {
   const auto with_value = [&]<typename T>() {

@@ -1,5 +1,5 @@
-// Every number is read twice: for the largest of those that share its scale, and to be divided by the scale.
-// The second time it comes from a cache, if what a block shares a scale for is not too much for one.
+// Every number is read twice: to find the largest of the numbers that share a scale, and to be divided by the
+// scale. The second time the number comes from a cache, if a cache can hold the numbers that share a scale.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace jaxgemm::cuda {
 namespace {
 
 constexpr int kRowThreads = 256, kColumnThreads = 512, kTensorThreads = 256;
-constexpr int kTensorBlocks = 4;  // of a multiprocessor; all of the grid run at once
-constexpr int kVector = 4;        // elements that a thread takes together where rows are multiples of that
+constexpr int kTensorBlocks = 4;  // blocks of a multiprocessor; all of the grid run at once
+constexpr int kVector = 4;        // elements that a thread takes together, if rows are multiples of kVector
 constexpr unsigned kWarp = 32, kAll = 0xffffffffu;
 
 __device__ __forceinline__ Largest over_lanes(Largest found) {
@@ -22,14 +22,14 @@ __device__ __forceinline__ Largest over_lanes(Largest found) {
   for (int step = kWarp / 2; step > 0; step /= 2) found = found.with(__shfl_xor_sync(kAll, found.bits, step));
   return found;
 }
-// Over the warps from `first` on, of which each has its own in shared memory.
+// Over `count` warps from `first` on. Each warp has left the bits that it found in shared memory, in `held`.
 __device__ __forceinline__ Largest over_warps(const uint32_t* held, int first, int count) {
   Largest found;
   for (int i = 0; i < count; ++i) found = found.with(held[first + i]);
   return found;
 }
 
-// A thread's numbers: `count` of them, kCount together, `step` apart.
+// A thread's numbers: from `first` on, below `count`, kCount together every `step` numbers.
 template <int kCount, typename T>
 __device__ __forceinline__ Largest largest_of(const T* x, int64_t first, int64_t count, int64_t step) {
   Largest found;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void quantize(const T* x, uint8_t* values, float divi
   for (int64_t i = first; i < count; i += step) quantize_together<Value, kCount>(x + i, values + i, divisor);
 }
 
-// `threads` threads have a row: 1, 2, 4 or 8 whole warps.
+// `threads` threads share a row: 1, 2, 4 or 8 whole warps.
 template <int kCount>
 __global__ void __launch_bounds__(kRowThreads)
     quantize_rows(const __grid_constant__ QuantizeCall call, int threads) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kRowThreads)
   });
 }
 
-// A block has 32 columns of a matrix, and each of its warps every 16th row of these.
+// A block has 32 columns of a matrix, and each of its 16 warps has every 16th row of these columns.
 __global__ void __launch_bounds__(kColumnThreads)
     quantize_columns(const __grid_constant__ QuantizeCall call) {
   constexpr int kWarps = kColumnThreads / kWarp;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   });
 }
 
-// Blocks meet three times: the word in which they leave what they found is the scale's.
+// Blocks meet three times, as the word in which they leave the bits that they found is the word of the scale.
 template <int kCount>
 __global__ void __launch_bounds__(kTensorThreads, kTensorBlocks)
     quantize_tensor(const __grid_constant__ QuantizeCall call) {
@@ -174,7 +174,7 @@ std::string unsupported_quantize(const QuantizeCall& call) {
   return call.batch * call.rows * call.columns == 0 ? "there is nothing to quantize" : "";
 }
 
-// Whether a thread takes several elements together.
+// Whether a thread takes kVector elements together.
 static bool in_vectors(const QuantizeCall& call) {
   const bool rows = call.scaling == Scaling::kRow;
   return (rows ? call.columns : call.batch * call.rows * call.columns) % kVector == 0;

@@ -1,4 +1,5 @@
-// Numbers as values of 8 bits and scales, whose products are about the numbers. Needs no CUDA.
+// Quantizing: numbers become values of 8 bits and scales, and value times scale is about the number. Needs no
+// CUDA.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 namespace jaxgemm::cuda {
 
-// What has a scale of its own.
+// Which numbers share a scale: all, or those of a row, or those of a column.
 enum class Scaling : uint8_t { kTensor, kRow, kColumn };
 
 struct QuantizeCall {
@@ -19,12 +20,12 @@ struct QuantizeCall {
   Scaling scaling;
 };
 
-// What is wrong with the types of a call, or an empty string.
+// What is wrong with the types or the size of a call, or an empty string.
 std::string unsupported_quantize(const QuantizeCall& call);
 
 // Loads the kernel on the current device, which must not happen while XLA captures a launch.
 Status prepare_quantize(const QuantizeCall& call);
-// In one launch.
+// Quantizes in one launch.
 Status launch_quantize(const QuantizeCall& call, int device, CUstream_st* stream);
 
 }  // namespace jaxgemm::cuda

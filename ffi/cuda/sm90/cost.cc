@@ -20,10 +20,10 @@
 // sources of benchmarks/results/sm90_configurations.json: nvidia-h200/fit and, of nvidia-h100-80gb-hbm3,
 // walks_fit, eighths_fit, copied_fit and realigned_fit. The times of finishing (kFinish) were fitted later,
 // to nvidia-h200's fit, present_fit, odd_fit and finished_fit; finished_fit has unaligned results with a
-// bias. The times of clusters, copies, unaligned results and tiles of every eighth row were fitted to
-// odd_fit as well, and the times of planes (kPlane, kSplit) to planes_fit. The rates are an H200's;
-// memory's rate is scaled to the machine's. Constants absorb what the model leaves out, so they are not the
-// hardware's rates.
+// bias. The times of clusters, copies, unaligned results and tiles of every eighth row were fitted to odd_fit
+// as well, the times of planes (kPlane, kSplit) to planes_fit, and those of operands of 8 bits (kTurn,
+// kWideResults) to bytes_fit. The rates are an H200's; memory's rate is scaled to the machine's. Constants
+// absorb what the model leaves out, so they are not the hardware's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -209,7 +209,8 @@ double multiply_time(const Case& x, int tile_n) {
                           (kMmaRate * (t.consumers == 3 && !t.planes ? kThreeConsumers : 1) * part);
   const double feed = shared_bytes(t, tile_n) / (kSharedRate * part);
   const double realign = t.realigns ? (raw.lines * kRealignLine + raw.bytes / kRealignRate) / part : 0;
-  return std::max({multiply, feed, realign});
+  const double longest = std::max({multiply, feed, realign});
+  return t.turned ? soft_max(longest, kTurn * t.warpgroup_rows() / 64 / part, kTurnOverlap) : longest;
 }
 
 // The time of a step's loads in L2.
@@ -283,7 +284,7 @@ double epilogue_time(const Case& x) {
     if (x.c.swap) time *= kSwappedPartials;
   } else {
     const StorePath path = store_path(x.p, x.c.swap, false);
-    time *= storing(x.p, t, x.c.swap, path) *
+    time *= storing(x.p, t, x.c.swap, path) * (x.bytes == 1 && result_bytes(x) > 2 ? kWideResults : 1) *
             (x.ping_pong() ? kFinish : kCooperativeFinish)[static_cast<int>(finish_of(x.p, path))];
   }
   const int slices = x.c.slices();

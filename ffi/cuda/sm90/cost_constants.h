@@ -44,6 +44,8 @@ constexpr double kPartialsRate = 2.623e6;
 constexpr double kEpilogue = 0.8675;
 // [x] times that for a cooperative tile, divided by its warpgroups
 constexpr double kCooperativeEpilogue = 1.55;
+// [x] of the epilogue where operands have 8 bits and results 32, for each of their bytes
+constexpr double kWideResults = 1.655;
 // [us] from one ping-pong warpgroup's main loop to the other's
 constexpr double kHandover = 0.2661;
 // [x] more epilogue for each halving of a strip's columns, about
@@ -130,6 +132,10 @@ constexpr double kPlaneOverlap = 0.9429;
 constexpr double kPlaneStores = 6.115;
 // [x] the same where operands are swapped
 constexpr double kPlaneStoresSwapped = 2.56;
+// [us] of a step of 64 rows of x of 8 bits that a warpgroup transposes in registers
+constexpr double kTurn = 0.1545;
+// [exponent] that and multiplying
+constexpr double kTurnOverlap = 1.268;
 // [bytes/us] of the pass that splits operands into planes, read and written
 constexpr double kSplitRate = 4.426e6;
 // [us] that pass's kernel

@@ -21,8 +21,8 @@ Status encode_rows(const PlannedOperand& x, const void* base, int64_t inner, int
                            map);
 }
 
-// A map of an operand for tiles of `tile_rows` of its rows, of which it has `rows`. `sharers` blocks of
-// a cluster load a tile together.
+// A map of an operand for tiles of `tile_rows` of its rows, if the operand has `rows` rows left. `sharers`
+// blocks of a cluster load a tile together.
 Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int tile_rows, int sharers,
                    const GemmProblem& p, CUtensorMap* map) {
   const bool k_major = x.major == Major::kK;
@@ -31,8 +31,8 @@ Status operand_map(const PlannedOperand& x, const void* base, int64_t rows, int 
                      (k_major ? loaded_rows(rows, tile_rows, sharers) : step_k(p)) / sharers, p, map);
 }
 
-// The map for whole tiles, or for the only tile; and `edge`, for a last tile that is cut where there are
-// others.
+// `map` is the map for whole tiles, or for the only tile. `edge` is the map for the last tile, if the last
+// tile is cut and not the only tile.
 Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, int sharers,
                     const GemmProblem& p, CUtensorMap* map, CUtensorMap* edge) {
   const Status status = operand_map(x, base, x.rows, tile_rows, sharers, p, map);
@@ -40,12 +40,12 @@ Status operand_maps(const PlannedOperand& x, const void* base, int tile_rows, in
   return operand_map(x, base, x.rows % tile_rows, tile_rows, sharers, p, edge);
 }
 
-// The maps of an operand that is shifted on its way. A map's line is 8 of the operand's lines, from which a
-// box takes one: its k-th line of 8 begins k pitches further on. Where the count of lines is no multiple of
-// 8, the last map line is cut, so `edge` is the map for the first `rest` of every 8 lines, and ends with the
-// operand's last line: what follows in memory is not the operand's. `map`, for the others, ends with the last
-// whole 8. Where there are no whole 8, all loads use `edge`, and shifting drops what they bring of other
-// lines.
+// The maps of an operand that is shifted on its way. A line of a map is 8 lines of the operand, of which a
+// box takes one: the k-th of the 8 lines begins k pitches further on. If the count of lines is no multiple of
+// 8, the last line of the map is cut. `edge` is then the map for the first `rest` of every 8 lines and ends
+// with the operand's last line, as the memory behind that line is not the operand's. `map`, for the other
+// lines, ends with the last whole 8 lines. If there are no whole 8 lines, all loads use `edge`, and shifting
+// drops the elements of other lines that the loads bring.
 Status lines_maps(const PlannedOperand& y, const void* base, const TileConfig& tile, const GemmProblem& p,
                   CUtensorMap* map, CUtensorMap* edge) {
   const RawStage stage(tile, y.major == Major::kMN);
@@ -62,8 +62,8 @@ Status lines_maps(const PlannedOperand& y, const void* base, const TileConfig& t
   return status;
 }
 
-// For each `first` of 0 to 7, a map of x's rows first, first + 8, ..., of which a box has `rows`. It begins
-// at the multiple of `align` before the first of these rows.
+// For each `first` of 0 to 7, a map of x's rows first, first + 8, ..., with `rows` rows in a box. The map
+// begins at the multiple of `align` before the first of these rows.
 Status every_eighth_maps(const PlannedOperand& x, const void* base, int rows, const GemmProblem& p,
                          int64_t align, CUtensorMap (&maps)[8]) {
   for (int64_t first = 0; first < std::min<int64_t>(8, x.rows); ++first) {
@@ -103,7 +103,7 @@ UnalignedLines lines_of(const PlannedOperand& x, int align) {
           .shorter = {}};
 }
 
-// A map of D, or of C, which has D's layout: `rows` rows of `products` products, in boxes of a strip.
+// A map of D, or of C, which has D's layout: `products` products of `rows` rows, in boxes of one strip.
 Status result_map(const GemmProblem& p, const Output& out, const void* base, int64_t rows, int64_t products,
                   int columns, CUtensorMap* map) {
   return encode_tensor_map({.base = base,
@@ -115,7 +115,7 @@ Status result_map(const GemmProblem& p, const Output& out, const void* base, int
                            map);
 }
 
-// The maps of both operands, and `lines` where one of them is unaligned and loaded in place.
+// Makes the maps of both operands, and `lines` if one operand is unaligned and loaded in place.
 Status load_maps(const Plan& plan, const void* x_base, const void* y_base, const GemmProblem& p,
                  AllParts* params) {
   const PlannedOperand &x = plan.x(), &y = plan.y();
@@ -129,7 +129,7 @@ Status load_maps(const Plan& plan, const void* x_base, const void* y_base, const
     const uint32_t rows = params->schedule.rows;
     params->lines = lines_of(x, align);
     params->lines.longer = Divisor(rows / 8 + 1);
-    params->lines.shorter = Divisor(std::max(rows / 8, 1u));  // unused where there are none
+    params->lines.shorter = Divisor(std::max(rows / 8, 1u));  // unused if no class is shorter
     status = every_eighth_maps(x, x_base, tile.tile_m / c.cluster_n, p, align, params->x_from);
   } else {
     status = operand_maps(x, x_base, tile.result_m(), c.cluster_n, p, &params->x, &params->x_edge);
@@ -149,11 +149,11 @@ Status up_map(const Plan& plan, const void* b_up, const GemmProblem& p, CUtensor
   return operand_map(plan.b_up, b_up, plan.b_up.rows, rows, sharers, p, map);
 }
 
-// The maps of D and of C, where the copy engine writes the one and brings the other.
+// Makes the maps of D and of C, if the copy engine writes D and loads C.
 Status result_maps(const Plan& plan, const GemmProblem& p, AllParts* params) {
   const Output& out = params->out;
   const TileConfig& tile = kTiles[plan.config.tile];
-  // Where tiles have every eighth row, the first p.m % 8 of 8 products have one row more than the others.
+  // If tiles have every eighth row, the first p.m % 8 of 8 products have one row more than the others.
   const auto encode = [&](const void* base, CUtensorMap* map, CUtensorMap* longer) {
     const int columns = tile.strip_columns(static_cast<int>(dtype_bytes(p.a.dtype)));
     if (!tile.every_eighth) return result_map(p, out, base, p.m, p.results(), columns, map);

@@ -1,4 +1,5 @@
-// The parameters of one launch: a head that every kernel has, and parts that its tile's traits ask for.
+// The parameters of one launch: a head that every kernel has, and parts that the traits of the kernel's tile
+// ask for.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +13,33 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// An operand's coordinates in a batch of two levels. Where a level is broadcast, the operand has extent 1 and
-// the coordinate stays 0.
+// An operand's coordinates in a batch of two levels. If a level is broadcast, the operand has extent 1 in
+// this level and its coordinate stays 0.
 struct BatchMap {
   Divisor inner;                               // batch = outer * inner.divisor + inner coordinate
   uint8_t x_outer, x_inner, y_outer, y_inner;  // factors of the coordinates: 0 where broadcast, else 1
 };
 
-// What the first load needs, in two cache lines: when a kernel starts, its parameters are not cached.
+// The parameters that the first load needs, in two cache lines: when a kernel starts, its parameters are not
+// cached.
 struct Head {
   TileSchedule schedule;
   BatchMap batch;
   int rows, cols;       // of x and of y
-  uint8_t idle_stages;  // stages of the ring that are left empty: see cost.h
+  uint8_t idle_stages;  // stages of the ring that stay empty: see cost.h
 };
 static_assert(sizeof(Head) <= 128);
 
-// Maps of operands and of D. They begin at the third cache line, as maps are aligned to half of one.
+// Maps of operands and of D. The maps begin at the third cache line, as a map is aligned to half a cache
+// line.
 struct Maps {
   CUtensorMap x, y, d;
 };
-// Of C, which the copy engine brings.
+// The map of C, which the copy engine loads.
 struct AddendMap {
   CUtensorMap c;
 };
-// Of a K-major operand: the last tile, where it is cut and not the only one.
+// The maps of K-major operands for the last tile, if the last tile is cut and not the only tile.
 struct EdgeMaps {
   CUtensorMap x_edge, y_edge;
 };
@@ -44,41 +47,42 @@ struct ResultPart {
   Output out;
 };
 
-// An unaligned operand that is loaded where it lies: `count` lines of `length` elements, `pitch` elements
-// apart. Lines 8 apart have the same misalignment, counted from multiples of `align`.
+// An unaligned operand that is loaded in place: `count` lines of `length` elements, `pitch` elements apart.
+// Lines that are 8 lines apart have the same misalignment, counted from multiples of `align`.
 struct UnalignedLines {
   int64_t pitch;
   int length, count, align;
-  // For tiles of every eighth row: rows of clusters that have row `first`, first + 8, ... of x, for one
-  // `first` of 0 to 7. The first schedule.rows % 8 of these classes have one more.
+  // For tiles of every eighth row. A class is the rows first, first + 8, ... of x, for one `first` of 0 to 7.
+  // The divisors are the rows of clusters of a class: the first schedule.rows % 8 classes have `longer`, one
+  // more than the others.
   Divisor longer, shorter;
 };
-// Of y in tiles that realign, of x in tiles of every eighth row.
+// The lines of y in tiles that realign, of x in tiles of every eighth row.
 struct LinePart {
   UnalignedLines lines;
 };
 
 // Tiles of every eighth row have a map of x for the rows first, first + 8, ..., for each `first` of 0 to 7.
-// The rows of D and C with the same `first` are a product of a batch; for the first m % 8 products, which
-// have one row more, there are maps of their own.
+// The rows of D and C with the same `first` are a product of a batch; the first m % 8 products, which have
+// one row more, have maps of their own.
 struct EighthMaps {
   CUtensorMap x_from[8];
   CUtensorMap d_longer, c_longer;
 };
 
-// Of the second weight of a gated product; x or y is the first one's.
+// The map of the second weight of a gated product; the map of the first weight is x or y.
 struct UpMap {
   CUtensorMap up;
 };
 
 // Groups of a grouped product. Each batch has `rows` tokens: the first sizes[0] are group 0's, the next
-// sizes[1] group 1's, and so on for `count` groups. The `held` groups from *offset on have weights or, where
-// tokens are summed over, a result.
+// sizes[1] group 1's, and so on for `count` groups. The `held` groups from *offset on have weights or, if the
+// product sums over tokens, a result.
 struct GroupTable {
   const int32_t *sizes, *offset;
-  uint32_t count, stride;  // of sizes; from one batch's to the next one's, 0: all batches have the same
+  uint32_t count, stride;  // of sizes; from one batch's sizes to the next one's, 0: all batches share them
   uint32_t held, batches, rows;
-  // Of products that multiply tokens by weights: clusters along the weights' columns, the engine's rows of
+  // For products that multiply tokens by weights: clusters along the weights' columns, the engine's rows of
   // tiles that are walked together, and steps of k.
   uint32_t columns, walk_height, k_blocks;
 };
@@ -86,24 +90,24 @@ struct GroupPart {
   GroupTable groups;
 };
 
-// Of a product of planes: the products of two planes that are added up, one after the other. x and y are how
-// far the planes lie from the first along k.
+// One product of two planes. A product of planes adds up several of them, one after the other. x and y are
+// the distances of the two planes from the first plane of their operand, in elements along k.
 struct PlaneProduct {
   int x, y;
-  float scale;  // that its sums are multiplied by
+  float scale;  // factor of the product's sums
 };
 struct PlanePart {
   PlaneProduct plane_products[kMostPlaneProducts];
   int plane_product_count;
-  // Of scaled planes: the bits of the largest magnitudes of x's and y's rows, from which scales follow
-  // (planes/scales.cuh); else null.
+  // For scaled planes: the bits of the largest magnitudes of x's and y's rows, from which the rows' scales
+  // follow (planes/scales.cuh); else null.
   const uint32_t *x_largest, *y_largest;
-  // Where there is a guard the kernel runs only if it is `runs_if`.
+  // If there is a guard, the kernel runs only if *guard is `runs_if`.
   const int32_t* guard;
   int32_t runs_if;
 };
 
-// All parts that a launch of one product may need: what the host fills in.
+// All parts that a launch of one product may need. The host fills them in.
 struct AllParts : Head,
                   Maps,
                   AddendMap,
@@ -115,7 +119,7 @@ struct AllParts : Head,
                   GroupPart,
                   PlanePart {};
 
-// A part, or nothing where a tile does not need it.
+// A part, or nothing if a tile does not need the part.
 template <bool kNeeded, typename Part>
 struct PartIf : Part {
   explicit PartIf(const Part& part) : Part(part) {}
@@ -138,21 +142,22 @@ using Parameters = Parts<PartIf<true, Head>, PartIf<true, Maps>, PartIf<kTile.ha
                          PartIf<kTile.every_eighth, EighthMaps>, PartIf<kTile.gated != Axis::kNone, UpMap>,
                          PartIf<kTile.tokens != Axis::kNone, GroupPart>, PartIf<kTile.planes, PlanePart>>;
 
-// One of many products.
+// One product of a launch of many products.
 struct ManyEntry {
   CUtensorMap x, y, d;
   Output out;
   int rows, cols;       // of x and of y
-  uint32_t first_unit;  // where its units begin
+  uint32_t first_unit;  // where the product's units begin
   int k_blocks;
 };
 
-// Many products. Those that fill a kernel's parameters make one launch.
+// The parameters of a launch of many products: as many products as fill a kernel's parameters.
 constexpr int kManyEntries =
     static_cast<int>((kParameterBytes - sizeof(Head) - 64) / (sizeof(ManyEntry) + sizeof(uint32_t)));
 struct ManyParameters : Head {
   uint32_t walk_height;
-  // Where each entry's units end. Apart from the entries, as each lane of a warp reads some of them.
+  // Where each entry's units end. The ends lie apart from the entries, as each lane of a warp reads some of
+  // the ends.
   uint32_t units_end[kManyEntries];
   ManyEntry entries[kManyEntries];
 };

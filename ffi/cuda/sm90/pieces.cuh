@@ -1,4 +1,4 @@
-// How passes over both operands are cut into pieces, for those that write operands anew along k.
+// Cuts a pass over both operands into pieces, for passes that write operands anew with rows along k.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace jaxgemm::cuda::sm90 {
 template <typename Element>
 struct PieceWork {
   CopiedOperand<Element> x;
-  Divisor steps, blocks;    // pieces of k, and of one matrix
+  Divisor steps, blocks;    // pieces along k, and pieces of one matrix
   Divisor inner;            // matrices of the inner batch
-  uint32_t blocks_end = 0;  // where the pieces of its batch end, and those of the next operand begin
+  uint32_t blocks_end = 0;  // where the operand's pieces end and the next operand's begin
 };
 
 template <typename Element>
@@ -25,7 +25,7 @@ struct Pieces {
   uint32_t count() const { return work[1].blocks_end; }
 };
 
-// Pieces of kRows rows by kStep of k; false where there are too many.
+// Makes pieces of kRows rows by kStep of k. Returns false if there are too many pieces.
 template <int kRows, int kStep, typename Element>
 bool make_pieces(const CopiedOperand<Element> (&operands)[2], Pieces<Element>* pieces) {
   int64_t blocks = 0;
@@ -41,14 +41,14 @@ bool make_pieces(const CopiedOperand<Element> (&operands)[2], Pieces<Element>* p
   return true;
 }
 
-// Blocks of a launch: no more than run at a time, so that all end at once where there is nothing to do.
+// Blocks of a launch: no more than run at a time, so that all blocks end at once if there is nothing to do.
 template <typename Element>
 unsigned grid_of(const Pieces<Element>& pieces, int blocks_each) {
   return std::min<uint32_t>(pieces.count(), blocks_each * kModelSms);
 }
 
-// Calls run(operand, from, batch, first_row, first_k) for each piece that a block has; `from` is where the
-// matrix begins.
+// Calls run(operand, from, batch, first_row, first_k) for each piece of this block; `from` is where the
+// piece's matrix begins.
 template <int kRows, int kStep, typename Element, typename Run>
 __device__ __forceinline__ void for_pieces(const Pieces<Element>& pieces, Run&& run) {
   for (uint32_t index = blockIdx.x; index < pieces.work[1].blocks_end; index += gridDim.x) {

@@ -1,4 +1,4 @@
-// What many products of different shapes become: a tile that all have, and a plan for each.
+// The plan of many products of different shapes: one tile for all products, and a plan for each product.
 #pragma once
 
 #include <span>
@@ -9,20 +9,21 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// A pure function of the products.
+// The plan is a pure function of the products.
 struct ManyPlan {
   Config config;
   std::vector<Plan> products;
-  std::vector<int> order;  // in which they are launched
+  std::vector<int> order;  // the order in which the products are launched
   size_t workspace = 0;
 };
 
-// The tile that should take the least time of those that the options allow, or -1 where they allow none.
+// Of the tiles that the options allow, the tile that should take the least time; -1 if the options allow
+// none.
 int choose_many(std::span<const GemmProblem> problems);
 
 ManyPlan plan_many(std::span<const GemmProblem> problems);
 
-// Tiles of a product.
+// How many tiles a product has.
 constexpr int64_t tiles_of(const GemmProblem& p, const TileConfig& t) {
   return ceil_div(p.m, t.tile_m) * ceil_div(p.n, t.tile_n);
 }

@@ -25,14 +25,15 @@ namespace jaxgemm::cuda {
 namespace sm90 {
 namespace {
 
-// The problem that is planned: of planes, where operands are split into such, and of copies.
+// The problem that is planned: of planes, if operands are split into planes; of copies, if operands of 8 bits
+// are copied.
 GemmProblem planned(const GemmProblem& p) {
   if (of_bytes(p)) return copied_problem(p, byte_copies(p));
   return of_planes(p) ? slab_problem(p, slabs_of(p), 0, plane_arithmetic(p)) : p;
 }
 
-// Microseconds of the pass that makes what is multiplied, where the cost of that does not have it: of single
-// planes, and of copies.
+// Microseconds of the pass that makes the planes or copies that are multiplied. 0 if the planned problem's
+// cost includes the pass: in all cases but single planes and copies.
 double pass_time(const GemmProblem& problem, const GemmProblem& planned) {
   if (of_bytes(problem)) return copy_time(2 * double(byte_copies(problem).bytes));
   if (!of_planes(problem) || of_planes(planned)) return 0;
@@ -47,7 +48,7 @@ BatchMap batch_of(const Plan& plan, const GemmProblem& p) {
           y.batch_stride[0] != 0, y.batch_stride[1] != 0};
 }
 
-// What the kernel is told.
+// Fills in the kernel's parameters.
 Status make_parameters(const Plan& plan, const GemmProblem& p, const GemmBuffers& buffers,
                        const Operands& operands, const PlaneScales& scales, int multiprocessors,
                        AllParts* params) {
@@ -157,7 +158,7 @@ size_t workspace_sm90(const GemmProblem& p) {
     return copies + make_plan(planned(p)).workspace;
   }
   const Slabs slabs = slabs_of(p);
-  size_t most = 0;  // of partial results
+  size_t most = 0;  // bytes of partial results
   for (const int64_t i : {int64_t{0}, slabs.count - 1})
     most = std::max(most, make_plan(slab_problem(p, slabs, i, plane_arithmetic(p))).workspace);
   return slabs.bytes + most;
@@ -202,13 +203,13 @@ Status prepare_sm90(const GemmProblem& problem, int) {
   }
   const Slabs slabs = slabs_of(problem);
   const Arithmetic arithmetic = plane_arithmetic(problem);
-  for (const int64_t i : {int64_t{0}, slabs.count - 1}) {  // the last one is shorter
-    GemmProblem slab = slab_problem(problem, slabs, i, arithmetic);
+  for (const int64_t i : {int64_t{0}, slabs.count - 1}) {  // the last slab is shorter
+    const GemmProblem slab = slab_problem(problem, slabs, i, arithmetic);
     const Plan plan = make_plan(slab);
     if (Status s = prepare(slab, plan); !s.ok()) return s;
     if (!plane_scheme(arithmetic).scaled) continue;
-    slab.a.dtype = plane_scheme(kUnscaled).type;
-    if (Status s = prepare(slab, plan); !s.ok()) return s;
+    const GemmProblem unscaled = slab_problem(problem, slabs, i, kUnscaled);
+    if (Status s = prepare(unscaled, make_plan(unscaled, plan.config)); !s.ok()) return s;
   }
   return {};
 }

@@ -6,13 +6,13 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-constexpr int64_t kAlign = 16;  // bytes, of the copy engine's rows
+constexpr int64_t kAlign = 16;  // bytes that the copy engine's rows are aligned to
 
 bool batched(const GemmProblem& p, const Matrix& x, int level) {
   return p.batch[level] > 1 && x.batch_stride[level] != 0;
 }
 
-// Whether the copy engine can load an operand where it lies. It has so many lines in memory.
+// Whether the copy engine can load an operand in place. The operand has `lines` lines in memory.
 bool loadable(const GemmProblem& p, const Matrix& x, int64_t lines) {
   if (lines > 1 && x.ld % kAlign != 0) return false;
   for (int i = 0; i < 2; ++i) {
@@ -38,10 +38,11 @@ Matrix copy_of(const GemmProblem& p, const Matrix& x, int64_t rows, bool is_b) {
 ByteCopies byte_copies(const GemmProblem& p) {
   ByteCopies copies;
   if (p.k == 0) return copies;
-  // One that is not K-major may be the engine's x (turned.cuh); of two, the one that takes longer to copy.
+  // An operand that is not K-major may be the engine's x (turned.cuh). If both are not K-major, x is the
+  // operand that takes longer to copy.
   bool a_loads = loadable(p, p.a, p.a.transposed ? p.k : p.m),
        b_loads = loadable(p, p.b, p.b.transposed ? p.n : p.k);
-  if (promoted(p)) {  // no tile adds such sums up with x from registers
+  if (promoted(p)) {  // no tile adds up promoted sums with x from registers
     a_loads = a_loads && !p.a.transposed;
     b_loads = b_loads && p.b.transposed;
   }

@@ -1,6 +1,6 @@
-// A block has pieces of 64 rows by 128 of k. Where rows are contiguous in memory along k a thread copies 16
-// values of each of two rows. Elsewhere the block brings words of four rows through shared memory, and a
-// thread turns those of eight values of k into two words of each row.
+// A block has pieces of 64 rows by 128 of k. If rows are contiguous in memory along k, a thread copies 16
+// values of each of two rows. Else the block brings words of four rows through shared memory, and a thread
+// turns the words of eight values of k into two words of each row.
 #include "../../device/types.cuh"
 #include "../configs.h"
 #include "../pieces.cuh"
@@ -10,9 +10,9 @@ namespace jaxgemm::cuda::sm90 {
 namespace {
 
 constexpr int kCopyThreads = 256, kCopyRows = 64;
-constexpr int kCopyBlocksEach = 6;  // of a multiprocessor
+constexpr int kCopyBlocksEach = 6;  // blocks of a multiprocessor
 
-// The 4 kWords bytes at `from`, of which `count` exist; zeros behind them.
+// Loads the 4 * kWords bytes at `from`, of which `count` exist; the others are zeros.
 template <int kWords>
 __device__ __forceinline__ void load_bytes(const uint8_t* from, int64_t count, uint32_t (&word)[kWords]) {
   const int skew = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_along_k(const ByteOperand& x, const uint8_t
   }
 }
 
-// Four words, each with a byte of four rows, become a word for each row.
+// Turns four words, each with one byte of each of four rows, into a word for each row.
 __device__ __forceinline__ void turn(uint32_t (&x)[4]) {
   const uint32_t low01 = __byte_perm(x[0], x[1], 0x5140), low23 = __byte_perm(x[2], x[3], 0x5140);
   const uint32_t high01 = __byte_perm(x[0], x[1], 0x7362), high23 = __byte_perm(x[2], x[3], 0x7362);
@@ -57,9 +57,9 @@ __device__ __forceinline__ void turn(uint32_t (&x)[4]) {
 
 __device__ __forceinline__ void copy_along_rows(const ByteOperand& x, const uint8_t* from, uint8_t* to,
                                                 int64_t first_row, int64_t first_k) {
-  constexpr int kWords = kCopyRows / 4;  // of a line, which has the rows of one k
+  constexpr int kWords = kCopyRows / 4;  // words of a line, which has the rows of one k
   __shared__ uint32_t tile[kLineBytes * kWords + kLineBytes / 8];
-  // Eight lines on lie in other banks.
+  // The shift by a word every eight lines puts lines that are eight apart into other banks.
   const auto at = [](int line, int word) { return line * kWords + line / 8 + word; };
   const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_along_rows(const ByteOperand& x, const uint
     tile[at(line, thread % kWords)] = word[0];
   }
   __syncthreads();
-  const int group = thread / 16, line = thread % 16 * 8;  // of four rows, and of eight lines
+  const int group = thread / 16, line = thread % 16 * 8;  // the thread's four rows and eight lines
   uint32_t first[4], second[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

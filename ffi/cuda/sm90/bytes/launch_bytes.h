@@ -5,7 +5,7 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Copies operands that are not K-major or not aligned (copies.h), and multiplies.
+// Copies operands that have to be K-major or aligned and are not (copies.h), and multiplies.
 Status launch_bytes(const GemmProblem& problem, const GemmBuffers& buffers, const Executor& executor);
 
 }  // namespace jaxgemm::cuda::sm90

@@ -1,5 +1,5 @@
-// A tile's scales, in the registers of the warp that applies them: what sums of operands of 8 bits are
-// multiplied by.
+// A tile's scales, the factors of sums of operands of 8 bits, in the registers of the warp that applies the
+// scales.
 #pragma once
 
 #include "../engine.cuh"
@@ -7,20 +7,20 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Stands for scales where there are none.
+// Stands for the scales of tiles that have no scales.
 struct NoScales {};
 
-// A lane's scales of one strip: of its two rows, and of each of its columns.
+// A lane's scales of one strip: of its two rows and of each of its columns.
 template <int kCols>
 struct LaneScales {
   float row[2], col[kCols / 4];
 
-  // Of value number e in the order of the accumulators.
+  // The scale of value number e in the order of the accumulators.
   __device__ __forceinline__ float operator()(int e) const { return row[e / 2 % 2] * col[e / 4 * 2 + e % 2]; }
 };
 
-// A scale of the operand whose rows, of which there are `count`, are the engine's rows or columns; 1 if it
-// has none.
+// The scale of row `index` of an operand of `count` rows, which are the engine's rows or columns; 1 if the
+// operand has no scale. `lines`: each row has a scale of its own.
 __device__ __forceinline__ float scale_at(const float* scale, bool lines, int64_t index, int64_t count) {
   return scale ? __ldg(scale + (lines ? min(index, count - 1) : 0)) : 1.f;
 }
@@ -31,8 +31,8 @@ __device__ __forceinline__ float column_scale(const Output& out, int64_t col) {
   return scale_at(out.y_scale, out.y_lines, col, out.swap ? out.rows : out.cols);
 }
 
-// A lane holds those of its two rows in each block of 64, and of every 32nd column. All are loaded before the
-// main loop, so that no strip waits for them.
+// A lane holds the scales of its two rows in each block of 64 rows, and of every 32nd column. All scales are
+// loaded before the main loop, so that no strip waits for scales.
 template <typename E>
 class TileScales {
   static constexpr int kCols = E::kStripColumns, kStrips = E::kStrips;
@@ -49,7 +49,7 @@ class TileScales {
       cols_[i] = column_scale(out, first.col + strip_column<E>(i / kEach) + i % kEach * 32 + lane);
   }
 
-  // Of strip number `strip`.
+  // The lane's scales of strip number `strip`.
   __device__ __forceinline__ LaneScales<kCols> of(const Output&, const Strip&, int strip, int lane) const {
     LaneScales<kCols> scales;
 #pragma unroll
@@ -72,7 +72,8 @@ class TileScales {
   float rows_[kRows] = {}, cols_[kHeld] = {};
 };
 
-// The same with fragments of x, which leave no registers: each strip loads its own.
+// TileScales for tiles with fragments of x, which leave no registers for scales: each strip loads its own
+// scales.
 template <typename E>
 class StripScales {
   static constexpr int kCols = E::kStripColumns;

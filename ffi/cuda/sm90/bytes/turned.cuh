@@ -1,14 +1,15 @@
-// The main loop for an x of 8 bits that is MN-major, which wgmma does not take from shared memory: it comes
+// The main loop for an x of 8 bits that is MN-major, which wgmma does not take from shared memory: x comes
 // from registers.
 //
-// A stage holds k lines of 128 rows of x. For 16 rows by 32 of k, a warp's part of an instruction, ldmatrix
-// transposes pairs of rows, as it takes elements of 16 bits: a lane gets two rows of two lines in each
-// register, and PRMT makes one row of four lines of two of these. So the lane's rows, which in the
-// instruction are 8 apart, are neighbours in x (row_of_line in staged.cuh). Each of ldmatrix's rows is a line
-// of the stage; a lane names those that it will need side by side, in an order that has no bank conflicts.
+// A stage holds k lines of 128 rows of x. A warp's part of an instruction is 16 rows by 32 of k. ldmatrix
+// transposes pairs of rows, as its elements have 16 bits: a lane gets two rows of two lines in each register,
+// and PRMT makes one row of four lines of two registers. So the lane's rows, which in the instruction are 8
+// apart, are neighbours in x (row_of_line in staged.cuh). Each of ldmatrix's rows is a line of the stage. The
+// lines are named so that a lane gets the lines that it needs side by side, in an order that has no bank
+// conflicts.
 //
-// Two sets of fragments take turns: one is loaded while the other is multiplied. A stage is released when its
-// last product is done.
+// Two sets of fragments take turns: one set is loaded while the other is multiplied. A stage is released when
+// the stage's last product is done.
 #pragma once
 
 #include "../../device/mma.cuh"
@@ -16,13 +17,14 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// What a lane loads of a stage of x: 16 rows from `row` on.
+// Loads a lane's fragments of a stage of x, of 16 rows from `row` on.
 class TurnedRows {
  public:
   __device__ __forceinline__ TurnedRows(int row, int lane) {
     // ldmatrix takes the addresses of matrices 0 to 3 from 8 lanes each. Matrices 0 and 1 are for the first
-    // 16 lines, 2 and 3 for the others. Of each four lines lanes with a low k have the first two from the
-    // even matrix and the last two from the odd one, and lanes with a high k the other way round.
+    // 16 lines, matrices 2 and 3 for the other lines. Of each four lines, lanes with a low k have the first
+    // two lines from the even matrix and the last two from the odd matrix, and lanes with a high k the other
+    // way round.
     const int matrix = lane / 8, line = lane % 8, quad = line / 2;
     const int late = (matrix % 2 == 0) == (quad < 2) ? 0 : 2;
     const int k = matrix / 2 * 16 + quad * 4 + late + line % 2;
@@ -30,7 +32,7 @@ class TurnedRows {
     even_ = lane % 4 < 2 ? 0x6420 : 0x2064;
   }
 
-  // The fragments of an instruction, of which `stage` is the address and `step` the number in the stage.
+  // Loads the fragments of instruction number `step` of the stage at address `stage`.
   __device__ __forceinline__ void load(uint32_t (&x)[4], uint32_t stage, int step) const {
     uint32_t pairs[4];
     load_matrix_x4<true>(pairs, stage + step * (kInstructionBytes * kLineBytes) + offset_);
@@ -41,12 +43,12 @@ class TurnedRows {
   }
 
  private:
-  // PRMT's selector for the even row, and what makes it that for the odd row.
+  // `even_` is PRMT's selector for the even row; XOR with kOdd makes it the selector for the odd row.
   uint32_t offset_, even_;
   static constexpr uint32_t kOdd = 0x1111;
 };
 
-// As multiply() has it.
+// The main loop, with the parameters of multiply().
 template <typename E, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const SharedLayout<E>& shared,
                                                 const ClusterPlace& place, RingPosition<E::kStages>& ring,

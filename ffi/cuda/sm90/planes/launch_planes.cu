@@ -19,7 +19,7 @@ SplitOperand split_operand(const GemmProblem& slab, const Matrix& x, const Matri
   s.from = from;
   s.rows = as_it_lies ? slab.k : rows;
   s.k = as_it_lies ? rows : slab.k;
-  const bool along_rows = !k_contiguous && !as_it_lies;  // where the source's neighbours lie
+  const bool along_rows = !k_contiguous && !as_it_lies;  // neighbouring rows are neighbours in memory
   s.row_stride = along_rows ? 1 : x.ld;
   s.k_stride = along_rows ? x.ld : 1;
   s.pitch = round_up(s.k, kStepK16);
@@ -67,21 +67,21 @@ class SlabLaunch {
 
  private:
   void operands_of(const GemmProblem& slab, SplitOperands& x) const {
-    const int64_t begin = index_ * slabs_.each;  // of the slab
+    const int64_t begin = index_ * slabs_.each;  // where the slab begins, along k or n
     const int64_t a_step = p_.grouped() ? 0 : p_.a.transposed ? p_.a.ld : 1;
     const int64_t b_step = p_.b.transposed == p_.grouped() ? p_.b.ld : 1;
     const auto* const a = static_cast<const float*>(given_.a);
     const auto* const b = static_cast<const float*>(given_.b);
     x[0] = split_operand(slab, p_.a, slab.a, a + begin * a_step, slab.m, !p_.a.transposed);
     x[1] = split_operand(slab, p_.b, slab.b, b + begin * b_step, slab.n, p_.b.transposed);
-    if (p_.grouped() && index_ > 0) x[0].rows = 0;  // it is there already
+    if (p_.grouped() && index_ > 0) x[0].rows = 0;  // A's planes are there already
     x[0].to = const_cast<void*>(buffers_.a);
     x[1].to = const_cast<void*>(buffers_.b);
     x[0].largest = largest_;
     x[1].largest = largest_ + p_.m;
   }
 
-  // Planes of bf16, where there is a guard only if it is up.
+  // Makes and multiplies planes of bf16; if there is a guard, only if the guard is up.
   Status multiply(const GemmProblem& slab, const Plan& plan, int planes, const int32_t* guard) const {
     SplitOperands operands;
     operands_of(slab, operands);
@@ -100,7 +100,8 @@ class SlabLaunch {
     const PlaneScales scales{
         .a_largest = largest_, .b_largest = largest_ + p_.m, .guard = guard_, .behind_pass = true};
     if (Status s = product(slab, plan, scales); !s.ok()) return s;
-    // In the same configuration, so that partial results lie at the same places.
+    // The product of unscaled planes runs in the same configuration, so that its partial results lie at the
+    // same places.
     const GemmProblem unscaled = slab_problem(p_, slabs_, index_, kUnscaled);
     return multiply(unscaled, make_plan(unscaled, plan.config), plane_scheme(kUnscaled).planes, guard_);
   }
@@ -116,7 +117,8 @@ class SlabLaunch {
         });
   }
 
-  // Calls launch(problem, plan, buffers, first row) for the rows that have a launch of their own (tail.h).
+  // Calls launch(problem, plan, buffers, first row) for each part of the rows that has a launch of its own
+  // (tail.h).
   template <typename Launch>
   Status for_parts(const GemmProblem& slab, const Plan& plan, Launch&& launch) const {
     if (plan.config.tail == 1) return launch(slab, plan, buffers_, 0);
@@ -137,7 +139,7 @@ class SlabLaunch {
   const int64_t index_;
   const Executor& executor_;
   const GemmBuffers& given_;
-  GemmBuffers buffers_;  // of the slab
+  GemmBuffers buffers_;  // the slab's
   int32_t* guard_;
   uint32_t* largest_;
 };

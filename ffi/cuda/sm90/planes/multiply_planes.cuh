@@ -5,8 +5,9 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// Of two planes that are not the first ones. Where an operand is not finite, its first plane says so, and the
-// others hold what has no meaning; what they add to such a sum is left out.
+// For the sums of all products of planes but the product of both first planes. If an operand is not finite,
+// its first plane is not finite either, and its other planes hold meaningless values: their contribution to a
+// sum that is not finite is left out.
 template <typename E>
 __device__ __forceinline__ void drop_non_finite(Accumulators<E>& sum) {
 #pragma unroll
@@ -18,8 +19,9 @@ __device__ __forceinline__ void drop_non_finite(Accumulators<E>& sum) {
 }
 
 // acc = the sum of all products of planes, over `k_blocks` steps each. The tensor core adds up the products
-// of one step, cutting each addition off; such sums are then added to `acc`, rounded. Warpgroups multiply one
-// after the other: each adds while the tensor core works for the others. Hooks as those of multiply().
+// of one step and truncates each addition; the sums of the step are then added to `acc` with rounding.
+// Warpgroups multiply one after the other: each adds its sums while the tensor core works for the others. The
+// hooks are those of multiply().
 template <typename E, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const typename E::Parameters& p,
                                                 const SharedLayout<E>& shared, const ClusterPlace& place,
@@ -59,10 +61,11 @@ __device__ __forceinline__ void multiply_planes(Accumulators<E>& acc, const type
       }
       wgmma_commit();
       if (first) started();
-      // The stage before: all four warps have begun these products together, and so are done with it.
+      // Releases the stage before: all four warps have begun the products of this stage together, and so are
+      // done with the stage before.
       release();
       release.hold(stage);
-      // The last of its products is under way when the next warpgroup begins.
+      // The last product of this stage is under way when the next warpgroup begins.
       wgmma_wait<1>();
       if (warpgroup + 1 < E::kConsumers || !end)
         arrive<NamedBarrier::kTurn>((warpgroup + 1) % E::kConsumers, kTwoWarpgroups);

@@ -7,21 +7,22 @@
 
 namespace jaxgemm::cuda::sm90 {
 
-// The exponent by which a row is scaled whose largest finite magnitude has these bits: 0 for a row of zeros.
+// The exponent of the power of two that scales a row. `largest` is the bits of the row's largest finite
+// magnitude; the exponent is 0 for a row of zeros.
 __device__ __forceinline__ int scale_exponent(uint32_t largest) {
   if (largest == 0) return 0;
   const int biased = static_cast<int>(largest >> 23);
   return 14 - (biased > 0 ? biased - 127 : 31 - __clz(largest) - 149);
 }
 
-// Whether the guard is `wanted`. It is a kernel's result before it in the stream.
+// Whether the guard is `wanted`. The guard is the result of an earlier kernel in the stream.
 __device__ __forceinline__ bool guarded(const int32_t* guard, int32_t wanted) {
   wait_for_previous_kernel();
   return *reinterpret_cast<const volatile int32_t*>(guard) == wanted;
 }
 
 // Divides a lane's values of a strip by the scales of their rows and columns, with one rounding. Rows and
-// columns that do not exist have none.
+// columns that do not exist have no scale.
 template <int kValues, typename Parameters, typename Strip>
 __device__ __forceinline__ void unscale(float (&x)[kValues], const Parameters& p, const Strip& strip,
                                         int lane) {

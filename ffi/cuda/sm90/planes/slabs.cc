@@ -8,22 +8,23 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-// Bytes of the planes of a slab: with the partial results of a split K a call stays below 1 GiB.
+// The most bytes for the planes of a slab: with the partial results of a split K a call stays below 1 GiB.
 constexpr int64_t kMostBytes = int64_t(960) << 20;
-// Columns of slabs are multiples of it, so that no tile is cut in vain.
+// The columns of a slab are a multiple of kColumns, so that no tile is cut in vain.
 constexpr int64_t kColumns = 128;
 
-// Whether an operand has a matrix for each product of a level of the batch, rather than one for all.
+// Whether an operand has a matrix for each product of a level of the batch, rather than one matrix for all
+// products.
 bool batched(const GemmProblem& p, const Matrix& x, int level) {
   return p.batch[level] > 1 && x.batch_stride[level] != 0;
 }
 
-// Elements of one plane of a matrix of so many rows and values of k.
+// Elements of one plane of a matrix of `rows` rows and `k` values of k.
 int64_t plane_elements(const GemmProblem& p, int64_t rows, int64_t k) {
   return of_sums(p) ? k * round_up(rows, kStepK16) : rows * round_up(k, kStepK16);
 }
 
-// Elements of one plane of each of an operand's matrices: those that a batch broadcasts are split once.
+// Elements of one plane of all of an operand's matrices. A matrix that a batch broadcasts is split once.
 int64_t all_elements(const GemmProblem& p, const Matrix& x, int64_t rows, int64_t k) {
   return (batched(p, x, 0) ? p.batch[0] : 1) * (batched(p, x, 1) ? p.batch[1] : 1) *
          plane_elements(p, rows, k);
@@ -51,7 +52,7 @@ Arithmetic plane_arithmetic(const GemmProblem& p) {
 
 Slabs slabs_of(const GemmProblem& p) {
   const PlaneScheme scheme = plane_scheme(plane_arithmetic(p));
-  // Where the guard is up, planes of another kind take the place of scaled ones.
+  // If the guard is up, unscaled planes take the place of scaled planes in the workspace.
   const int64_t of_value = 2 * (scheme.scaled ? plane_scheme(kUnscaled) : scheme).planes;  // bytes
   const int64_t step = p.grouped() ? kColumns : kStepK16;
   const auto a = [&](int64_t extent) {

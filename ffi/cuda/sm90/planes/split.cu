@@ -1,6 +1,7 @@
-// A block has pieces of 64 rows by 64 of k, a thread 8 values of k of each of two rows, whose parts it stores
-// as one vector for each plane. Where rows are contiguous in memory along k a thread loads its own values;
-// elsewhere the block brings them through shared memory, so that neighbouring lanes load neighbouring rows.
+// A block has pieces of 64 rows by 64 of k. A thread has 8 values along k of each of two rows, and stores the
+// parts of 8 values as one vector for each plane. If rows are contiguous in memory along k, a thread loads
+// its own values; else the block brings the values through shared memory, so that neighbouring lanes load
+// neighbouring rows.
 #include "../../device/ptx.cuh"
 #include "../../device/types.cuh"
 #include "../configs.h"
@@ -13,10 +14,10 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-constexpr int kSplitThreads = 256, kLanes = kStepK16 / kValuesEach;  // threads of a row
-constexpr int kRowsEach = 2, kRowsApart = kSplitThreads / kLanes;    // of a thread
+constexpr int kSplitThreads = 256, kLanes = kStepK16 / kValuesEach;  // threads that share a row
+constexpr int kRowsEach = 2, kRowsApart = kSplitThreads / kLanes;    // a thread's rows
 constexpr int kSplitRows = kRowsEach * kRowsApart;
-constexpr int kBlocksEach = 5;  // of a multiprocessor
+constexpr int kBlocksEach = 5;  // blocks of a multiprocessor
 using Rows = Values[kRowsEach];
 
 struct SplitTable {
@@ -25,7 +26,7 @@ struct SplitTable {
   int32_t* guard;
 };
 
-// This thread's values of k, zeros behind the last.
+// Loads this thread's values of a row; zeros behind the row's last value.
 __device__ __forceinline__ void load_along_k(const SplitOperand& x, const float* from, int row, int k,
                                              Values& value) {
   const float* const first = from + row * x.row_stride + k;
@@ -40,12 +41,14 @@ __device__ __forceinline__ void load_along_k(const SplitOperand& x, const float*
   for (int i = 0; i < kValuesEach; ++i) value[i] = row < x.rows && k + i < x.k ? __ldg(first + i) : 0.f;
 }
 
-// The same of both rows by way of shared memory, where a source's neighbours are along the rows.
+// Loads this thread's values of both rows by way of shared memory, if neighbours in memory are neighbouring
+// rows.
 __device__ __forceinline__ void load_along_rows(const SplitOperand& x, const float* from, int first_row,
                                                 int first_k, Rows& value) {
   constexpr int kWarps = kSplitThreads / 32, kPitch = kSplitRows + 1;
   __shared__ float tile[kStepK16 * kPitch + 4];
-  // Lanes read 8 lines each, and from the 32nd on other banks than those before.
+  // Each lane reads 8 lines. The shift by 4 words puts lines from the 32nd on into other banks than the lines
+  // before.
   const auto at = [](int line, int row) { return line * kPitch + line / 32 * 4 + row; };
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int row_of_lane = first_row + lane;
@@ -67,8 +70,8 @@ __device__ __forceinline__ void load_along_rows(const SplitOperand& x, const flo
   __syncthreads();
 }
 
-// Calls run(operand, batch, row, k, values) for this thread's values of each row of each piece that its block
-// has. Rows may lie behind the last.
+// Calls run(operand, batch, row, k, values) for this thread's values of each row, in each piece of its block.
+// A row may lie behind the last one.
 template <typename Run>
 __device__ __forceinline__ void for_values(const SplitTable& table, Run&& run) {
   for_pieces<kSplitRows, kStepK16>(table.pieces, [&](const SplitOperand& x, const float* from, uint32_t batch,
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(kSplitThreads, kBlocksEach)
     }
     for (int lanes = 1; lanes < kLanes; lanes *= 2)
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-    // Magnitudes have the order of their bits.
+    // Magnitudes compare as their bits do.
     if (threadIdx.x % kLanes == 0 && row < x.rows && most > 0.f)
       atomicMax(x.largest + row, __float_as_uint(most));
   });
@@ -121,7 +124,7 @@ __global__ void __launch_bounds__(kSplitThreads, kBlocksEach)
       split_values(value, table.planes, store);
     }
   });
-  // The product's kernel may be launched now, and waits for the planes itself.
+  // From here on the product's kernel may be launched: it waits for the planes itself.
   release_next_kernel();
 }
 

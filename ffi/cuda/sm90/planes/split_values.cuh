@@ -1,4 +1,5 @@
-// The parts of a thread's numbers (planes.h), packed as they are stored: two a register, the first one below.
+// The parts of a thread's numbers (planes.h), packed as they are stored: two in a register, the first one in
+// the low half.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -25,7 +26,7 @@ __device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
   return packed;
 }
 
-// The least magnitude, as bits, of the 16-bit numbers.
+// The bits of the least magnitude of the 16-bit numbers in x.
 __device__ __forceinline__ uint32_t least_magnitude(const Part& x) {
   uint32_t least = 0x7fff7fffu;
 #pragma unroll
@@ -33,7 +34,7 @@ __device__ __forceinline__ uint32_t least_magnitude(const Part& x) {
   return min(least & 0xffffu, least >> 16);
 }
 
-// Packed bf16 that stand for 0 in place of numbers that are not become the smallest number there is.
+// If a packed bf16 is 0 but its number in x is not, the packed bf16 becomes the smallest bf16.
 __device__ __forceinline__ void keep_from_zero(const Values& x, Part* part) {
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
@@ -42,18 +43,19 @@ __device__ __forceinline__ void keep_from_zero(const Values& x, Part* part) {
   }
 }
 
-// The number, or the largest bf16 in place of a finite number beyond it.
+// Returns x, or the largest bf16 if x is finite and beyond it.
 __device__ __forceinline__ float keep_finite(float x) {
-  constexpr uint32_t kLargest = 0x7f7f0000u, kBeyond = 0x10000u;  // as many bits stand for numbers beyond it
+  constexpr uint32_t kLargest = 0x7f7f0000u, kBeyond = 0x10000u;  // kBeyond numbers are finite and beyond
   const uint32_t bits = __float_as_uint(x);
   return (bits & 0x7fffffffu) - kLargest < kBeyond ? __uint_as_float(bits & 0xffff0000u) : x;
 }
 
-// A single part is the nearest bf16 to x. Else these are the parts of x/2, each the nearest bf16 to what the
-// ones before it leave, times 2^8 for each of these. A number whose first part would be 0 gets the smallest
-// one there is, so that infinity times it is infinity, and one whose first part would be infinity the largest
-// one. Later parts of what is not finite are NaN (multiply_planes.cuh leaves out what comes of them). Calls
-// store(plane, part) for each.
+// Splits x into parts and calls store(plane, part) for each part. A single part is the bf16 nearest to x.
+// Several parts are parts of x/2: each is the bf16 nearest to the rest that the parts before it leave, times
+// 2^8 for each part before it. A first part that would be 0 for a number that is not 0 is the smallest bf16,
+// so that infinity times it is infinity. A single part that would be infinity for a finite number is the
+// largest bf16. Later parts of a number that is not finite are NaN (multiply_planes.cuh leaves out the sums
+// they spoil).
 template <typename Store>
 __device__ __forceinline__ void split_values(const Values& x, int planes, Store&& store) {
   Values left;
@@ -80,14 +82,15 @@ __device__ __forceinline__ void split_values(const Values& x, int planes, Store&
 // 2^exponent, of a normal number.
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
-// The two parts in fp16 of x, scaled by 2^exponent, as split_values() has them. Returns whether they lose too
-// much: a number is not 0, and so small that they have fewer than 13 bits of it.
+// Splits x, scaled by 2^exponent, into two parts in fp16, which it stores as split_values() does. Returns
+// whether the parts lose too much: whether a number is not 0 and so small that they have fewer than 13 bits
+// of it.
 template <typename Store>
 __device__ __forceinline__ bool split_scaled(const Values& x, int exponent, Store&& store) {
   constexpr float kSmallest = 0x1p-23f;  // 2^-38 of a row's largest, which is below 2^15
-  constexpr uint32_t kSmallestBits = 2;  // the same in fp16
-  // In two factors, as exponents are between -113 and 163. What the first one takes below fp32's normal
-  // numbers is too small.
+  constexpr uint32_t kSmallestBits = 2;  // kSmallest as the bits of an fp16
+  // The scale is applied as two factors, as exponents are between -113 and 163. A number that the first
+  // factor takes below fp32's normal numbers is too small.
   const float first = power_of_two(exponent / 2), second = power_of_two(exponent - exponent / 2);
   Values scaled;
   Part high, low;

@@ -8,8 +8,8 @@
 namespace jaxgemm::cuda::sm90 {
 namespace {
 
-// The first rows of A whose tiles fill whole waves, or all but a little of the last of these; 0 if there are
-// none, or no others.
+// How many first rows of A have tiles that fill whole waves, or all but a little of the last whole wave; 0 if
+// there is no whole wave, or no row beyond whole waves.
 int64_t rows_of_whole_waves(const GemmProblem& p, const Config& c) {
   const TileConfig& t = kTiles[c.tile];
   const UnitCounts u(Shape(p, c.swap), t, c, kModelSms);

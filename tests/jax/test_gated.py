@@ -1,7 +1,5 @@
 """gated_gemm: activation(x w_gate) * (x w_up), under every transformation, and right whatever computes it."""
 
-from __future__ import annotations
-
 import re
 
 import cases

@@ -13,7 +13,7 @@ from jaxgemm.choice.rules import Question, Reason, Rule, Section
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.explain import Product
 from jaxgemm.kernels import H200, configuration, find_kernel
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 from jaxgemm.products.kind import Decision
 from jaxgemm.roofline import KNOWN_DEVICES, floor
 
@@ -22,7 +22,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs/auto.md"
 _HEAD = """\
 # What `auto` chooses
 
-<!-- Written by `python benchmarks/auto_docs.py`. Change jaxgemm/choice/rules.py or rules_hopper.py instead. -->
+<!-- Written by `python benchmarks/auto_docs.py` from rules.py, rules_hopper.py and eight_bits.py of jaxgemm/choice -->
 
 `kernel="auto"` takes one of our kernels where it should be faster than XLA's product on its default path, which is what
 `jnp.dot` runs, and leaves everything else to XLA. It decides while a program is compiled, by the product's extents,
@@ -119,7 +119,7 @@ def _example() -> str:
     """What explain prints of a product whose figures are these, whatever the cost model of the day says."""
     m, n, k = 2048, 2049, 2051
     view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
-    problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+    problem = view.problem(("bfloat16",) * 3, Epilogue())
     row = find_kernel("sm90")
     chosen, other = (
         configuration(row, tuple({"tile_m": 128, "tile_n": 128, "schedule": 2, **options}.items()))

@@ -62,10 +62,10 @@ class Data(NamedTuple):
     magnitude: Array
 
 
-def draw(kind: str, m: int, n: int, k: int, seed: int) -> Data:
-    """The same for the same arguments."""
+def draw(kind: str, m: int, n: int, k: int, seed: int, dtype: npt.DTypeLike = np.float32) -> Data:
+    """Operands rounded to float32, then to ``dtype``; the same for the same arguments."""
     rng = np.random.default_rng([seed, k, KINDS.index(kind)])
-    a, b = (x.astype(np.float32) for x in DRAWN[kind](rng, m, n, k))
+    a, b = (x.astype(np.float32).astype(dtype) for x in DRAWN[kind](rng, m, n, k))
     wide = a.astype(np.float64), b.astype(np.float64)
     return Data((a, b), wide[0] @ wide[1], abs(wide[0]) @ abs(wide[1]))
 
@@ -104,12 +104,17 @@ def described(error: Exception) -> str:
 def compiled(form: Form, m: int, n: int, k: int) -> Compiled:
     """A form's program, for all kinds of data."""
     case = Case(m, n, k, precision=form.precision)
+    if not form.kernel:
+        return compile_for(case.operands, case.xla, "")
+    return compile_for(case.operands, partial(case.ours, kernel=form.kernel), chosen_kernel(case, form.kernel, {}))
+
+
+def compile_for(operands: Sequence[jax.ShapeDtypeStruct], function: Callable[..., Any], kernel: str) -> Compiled:
+    """A function's program for operands of these types; ``kernel``: the one that runs."""
     try:
-        function = partial(case.ours, kernel=form.kernel) if form.kernel else case.xla
-        kernel = chosen_kernel(case, form.kernel, {}) if form.kernel else ""
-        return Compiled(jax.jit(function).lower(*case.operands).compile(), kernel)
+        return Compiled(jax.jit(function).lower(*operands).compile(), kernel)
     except Exception as error:  # the others may still run
-        return Compiled(None, form.kernel, described(error))
+        return Compiled(None, kernel, described(error))
 
 
 def figures(of: Compiled, operands: Sequence[jax.Array], data: Data) -> Row:
@@ -227,42 +232,53 @@ def show(rows: Sequence[Row]) -> None:
         )
 
 
-def extent(text: str) -> int:
-    """For a command line."""
+# --- The command line ---
+
+HOW = "against float64; error: in the Frobenius norm, worst: of an element over its sum of |a||b|, at most"
+
+
+def parser(description: str | None, ks: Sequence[int]) -> argparse.ArgumentParser:
+    """The arguments that say which products to measure, by default of these k, and where results go."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--k", type=_extents, default=ks, help=f"with commas (default {','.join(map(str, ks))})")
+    found.add_argument("--m", type=_extent, default=256, help="rows of results (default 256)")
+    found.add_argument("--n", type=_extent, default=256, help="columns of results (default 256)")
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
+    return found
+
+
+def document(
+    suite: str, options: argparse.Namespace, how: str = HOW, given: Sequence[str] = ("m", "n", "seed")
+) -> tuple[Path, dict[str, Any]]:
+    """A suite's file, and what stands there beside the rows: ``given`` names arguments."""
+    device = jax.devices()[0]
+    about = {**provenance.record(device), "suite": suite, **{x: getattr(options, x) for x in given}, "how": how}
+    return options.results / slug(report.device_name(device)) / f"{suite}.json", about
+
+
+def _extent(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 2")
     return int(text)
 
 
-def of_k(text: str) -> list[int]:
-    """Several, with commas."""
-    return [extent(x) for x in text.split(",")]
+def _extents(text: str) -> list[int]:
+    return sorted({_extent(x) for x in text.split(",")})
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    def sizes(text: str) -> list[tuple[int, int]]:
-        found = [tuple(extent(x) for x in size.split("x")) for size in text.split(",")]
-        if any(len(size) != 2 for size in found):
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected sizes like 512x1024")
-        return [(m, n) for m, n in found]
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--k", type=of_k, default=K, help=f"with commas (default {','.join(map(str, K))})")
-    parser.add_argument("--m", type=extent, default=256, help="rows of results (default 256)")
-    parser.add_argument("--n", type=extent, default=256, help="columns of results (default 256)")
-    parser.add_argument("--sizes", type=sizes, help="of results, with commas; of which only exact.json is made")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=_HERE / "results", help="default benchmarks/results")
-    return parser.parse_args(arguments)
+def _sizes(text: str) -> list[tuple[int, int]]:
+    found = [tuple(_extent(x) for x in size.split("x")) for size in text.split(",")]
+    if any(len(size) != 2 for size in found):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected sizes like 512x1024")
+    return [(m, n) for m, n in found]
 
 
 def _exact(options: argparse.Namespace) -> int:
     """Measures and writes the largest ratio of our planes' error to that of XLA's product in fp32, by size and k."""
-    device = jax.devices()[0]
-    asked = [x for x in forms(device.platform) if (x.precision, x.side) in ((SGEMM, XLA), (_EXACT, OURS))]
-    about = {**provenance.record(device), "suite": "exact", "seed": options.seed}
+    asked = [x for x in forms(jax.default_backend()) if (x.precision, x.side) in ((SGEMM, XLA), (_EXACT, OURS))]
     how = f"error of {_EXACT} by {OURS} over that of {SGEMM} by {XLA}, in the Frobenius norm, by kind of data"
-    file = options.results / slug(report.device_name(device)) / "exact.json"
+    file, about = document("exact", options, how, ("seed",))
     rows: list[Row] = []
     with report.progress(len(options.sizes) * len(options.k) * len(asked), "errors") as step:
         for m, n in options.sizes:
@@ -270,7 +286,7 @@ def _exact(options: argparse.Namespace) -> int:
                 k = each[0]["k"]
                 found = {kind: x and round(x, 3) for kind, of in ratios(each).items() for x in [of[k]]}
                 rows.append({"m": m, "n": n, "k": k, "ratios": found})
-                report.write(file, {**about, "how": how, "rows": rows})
+                report.write(file, {**about, "rows": rows})
     lines = [[f"{x['m']}x{x['n']}", str(x["k"]), *map(str, x["ratios"].values())] for x in rows]
     report.print_table(how, ["size", "k", *KINDS], lines, left=1)
     return 0
@@ -278,21 +294,13 @@ def _exact(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, measure, write and print."""
-    options = _arguments(arguments)
-    options.k = sorted(set(options.k))
+    asked_for = parser(__doc__, K)
+    asked_for.add_argument("--sizes", type=_sizes, help="of results, with commas; of which only exact.json is made")
+    options = asked_for.parse_args(arguments)
     if options.sizes:
         return _exact(options)
-    device = jax.devices()[0]
-    file = options.results / slug(report.device_name(device)) / "errors.json"
+    file, about = document("errors", options)
     asked = forms(jax.default_backend())
-    about = {
-        **provenance.record(device),
-        "suite": "errors",
-        "m": options.m,
-        "n": options.n,
-        "seed": options.seed,
-        "how": "against float64; error: in the Frobenius norm, worst: of an element over its sum of |a||b|, at most",
-    }
     rows: list[Row] = []
     with report.progress(len(options.k) * len(asked), "errors") as step, least_exact():
         for found in measure((options.m, options.n), options, asked, step):

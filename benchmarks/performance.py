@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import jaxgemm
 from jaxgemm.measure import report
 from jaxgemm.tuning import slug
 
@@ -25,8 +26,8 @@ from charts import chart  # noqa: E402
 RESULTS, DOCS = _HERE / "results", _HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _H200 = RESULTS / "nvidia-h200"
-#: What is drawn, by the chart's name: a suite's file, and the kernel whose rows are drawn.
-PLOTS = {name: (_H200 / f"{name}.json", "auto") for name in ("bf16", "fp32")}
+#: The suites' files of which the rows of ``auto`` are drawn, by the chart's name.
+PLOTS = {name: _H200 / f"{name}.json" for name in ("bf16", "fp32")}
 _FORMATS = (".svg", ".png", ".pdf")
 
 Row = dict[str, Any]
@@ -51,9 +52,9 @@ _HEAD = """<!-- python benchmarks/performance.py writes this page from the files
 Device time on the GPU: XLA's over ours in the same run, above 1 ours is faster. XLA has two paths, its default one and
 cuBLAS with XLA's own generated kernels switched off; `jnp.dot` runs the default one, and ours is held to the faster of
 both. Means are geometric. A product is written m×n×k@batch LAYOUT type; layout NT reads b as its transpose. `auto` is
-what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also where `auto` would not take them.
-The last column has the date, and the commit if it is known. Each
-result file says with which card, clocks, versions and sources it was measured.
+what `jaxgemm.gemm` runs unless told otherwise; others are kernels by name, also where `auto` would not take them. The
+last column has the date, and the commit if it is known. Each result file says with which card, clocks, versions and
+sources it was measured.
 
 What was tried, and what came of it, is in [experiments](experiments/README.md); the ladder has a
 [page of its own](ladder.md)."""
@@ -123,7 +124,7 @@ def _ratio(value: float | None) -> str:
 
 
 #: Paths of kernels by name, which the page leaves out.
-_BY_NAME = ("jaxgemm sm90", "jaxgemm simt", "jaxgemm host")
+_BY_NAME = tuple(f"jaxgemm {kernel.name}" for kernel in jaxgemm.kernels())
 
 
 def of_paths(rows: Sequence[Row]) -> str:
@@ -192,15 +193,23 @@ def _options(row: Row) -> str:
 
 
 def both_builds(content: Row) -> str:
-    """Two builds in turn: a line for each suite."""
-    columns = ("suite", "products", "old / new", "lowest", "at")
-    table = []
-    for suite in dict.fromkeys(row["suite"] for row in content["rows"]):
-        rows = [row for row in content["rows"] if row["suite"] == suite]
-        lowest = min(rows, key=builds.ratio)
-        mean = geometric_mean(map(builds.ratio, rows))
-        table.append((suite, str(len(rows)), f"{mean:.3f}", f"{builds.ratio(lowest):.2f}", lowest["product"]))
-    return markdown(columns, table)
+    """Two builds in turn: a line for each product."""
+    table = [
+        (row["product"], _us(row["old_us"]), _us(row["new_us"]), _ratio(builds.ratio(row))) for row in content["rows"]
+    ]
+    return markdown(("product", "old, µs", "new, µs", "old / new"), table)
+
+
+def beside_torch(content: Row) -> str:
+    """Products of 8 bits beside torch's."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in content["rows"]:
+        found.setdefault(row["problem"], {})[row["path"]] = row
+    table = [
+        (name, _us(of["jaxgemm auto"].get("us")), _us(of["torch"].get("us")), _ratio(of["jaxgemm auto"]["ratio"]))
+        for name, of in found.items()
+    ]
+    return markdown(("product", "`auto`, µs", "torch, µs", "torch / `auto`"), table)
 
 
 def floors(content: Row) -> str:
@@ -267,12 +276,17 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
         floors,
     ),
     (
-        "Two builds in turn",
-        _H200 / "builds.json",
-        "Products by `sm90`, also where `auto` would not take it, of two builds in turn on one card. The old one, of\n"
-        "commit c89e52b, has three consumer loops and five producers, the new one has one of each. Above 1 the new\n"
-        "one is faster.",
+        "Sums of planes",
+        _H200 / "promotion.json",
+        "fp32 in planes by `sm90`, of two builds in turn on one card. The new one adds up\n"
+        "sums over 64 of k in registers, the old one leaves them to the tensor core.",
         both_builds,
+    ),
+    (
+        "8 bits beside torch",
+        _H200 / "torch.json",
+        "Weights as JAX stores them, (k, n); torch's, for `_scaled_mm` and `_int_mm`, lie along k.",
+        beside_torch,
     ),
     (
         "Tracing",
@@ -330,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--plot needs a FILE, and a name that ends in one of {', '.join(_FORMATS)}")
     if not options.files:
         PAGE.write_text(page())
-        for name, (file, kernel) in PLOTS.items():
-            chart(report.load(file), kernel, DOCS / f"{name}.svg")
+        for name, file in PLOTS.items():
+            chart(report.load(file), "auto", DOCS / f"{name}.svg")
         return 0
     try:
         contents = [report.load(file) for file in options.files]

@@ -1,4 +1,4 @@
-"""Writes docs/precision.md, with what errors.py, fits.py and suite `precisions` found.
+"""Writes docs/precision.md, with what errors.py, errors_fp8.py, fits.py and suite `precisions` found.
 
 python benchmarks/precision_docs.py
 """
@@ -105,11 +105,10 @@ slab's products are added to the result. The option `slabs` asks for a number of
 _ERRORS = """
 ## Errors on {device}
 
-Against float64, measured {when}. Results are {m}×{n}, of sums of k products; of so few results "highest" is no product
-of parts, whose errors are in the lines of X6. A cell has ours / XLA's at the same
-precision: the error of all elements over the exact product, in the Frobenius norm. Data are uniform in [0, 1); normal;
-normal times 2ⁱ, with i from -20 to 20; sums that cancel but for a thousandth; and rows of a softmax times normal.
-"-" did not run.
+Against float64, measured {when}. Results are {m}×{n}, of sums of k products. For so few results `auto` does not compute
+"highest" by parts; the lines of X6 have the errors of parts. A cell has ours / XLA's at the same precision: the error
+of all elements over the exact product, in the Frobenius norm. Data are uniform in [0, 1); normal; normal times 2ⁱ, with
+i from -20 to 20; sums that cancel but for a thousandth; and rows of a softmax times normal. "-" did not run.
 
 {frobenius}
 

@@ -114,8 +114,7 @@ def _kernels(asked: Sequence[str] | None, suite: str, runner: bench.Bench) -> li
     if runner.device.platform == "cpu":
         return list(getattr(of, "on_cpu", None) or runner.default_kernels())
     known = {"auto", "xla", *(kernel.name for kernel in jaxgemm.kernels())}
-    kernels = of.kernels
-    return [name for name in kernels if name.partition(":")[0] in known]
+    return [name for name in of.kernels if name.partition(":")[0] in known]
 
 
 def main() -> int:

@@ -18,9 +18,10 @@ from jaxgemm.epilogue import Epilogue, apply
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products.arguments import (
     as_bias,
+    asked_dtype,
     broadcast,
-    canonical_dtype,
     check_activation_of,
+    dot_dtype,
     gives_way,
     no_epilogue_of_booleans,
     option_pairs,
@@ -119,12 +120,8 @@ def gemm(
     check_activation_of("gemm", activation, out)
 
     how = {"precision": precision, "kernel": kernel, "options": options, "batch_invariant": batch_invariant}
-    if (
-        scales
-        and c is None
-        and static_alpha is not None
-        and is_matrix_product(a, b, scales.get("b_scale"), transposed := (transpose_a, transpose_b))
-    ):
+    transposed = transpose_a, transpose_b
+    if scales and c is None and static_alpha is not None and is_matrix_product(a, b, scales.get("b_scale"), transposed):
         epilogue = Epilogue(static_alpha, 0.0, bias is not None, activation)
         return jnp.reshape(bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how), shape)
     multiply = partial(bind, a, b, dims=dims, **how)
@@ -198,7 +195,7 @@ def matmul(
     shape_a, shape_b = a.shape, b.shape
     if not shape_a or not shape_b:
         raise ValueError(f"matmul: operands need at least one axis, got shapes {shape_a} and {shape_b}")
-    out = canonical_dtype(preferred_element_type) if preferred_element_type is not None else a.dtype
+    out = asked_dtype(preferred_element_type, a.dtype)
     k_a, k_b = shape_a[-1], shape_b[-2 if len(shape_b) > 1 else 0]
     if k_a != k_b:
         raise ValueError(f"matmul: inner dimensions differ: {shape_a} has k = {k_a}, {shape_b} has k = {k_b}")
@@ -255,10 +252,7 @@ def dot_general(
         return tuple(int(i) + x.ndim if i < 0 else int(i) for i in given)
 
     dims = ((axes(lc, lhs), axes(rc, rhs)), (axes(lb, lhs), axes(rb, rhs)))
-    if preferred_element_type is None:
-        out = dtypes.product(lhs.dtype, rhs.dtype)
-    else:
-        out = canonical_dtype(preferred_element_type)
+    out = dot_dtype(preferred_element_type, lhs.dtype, rhs.dtype)
     return bind(lhs, rhs, (), dims, precision, out, Epilogue(), kernel, (), out_sharding, batch_invariant)
 
 

@@ -65,11 +65,23 @@ OPERANDS = tuple(t.name for t in ELEMENT_TYPES.values() if t.tensor)
 _KINDS = (jnp.integer, jnp.floating, jnp.complexfloating)
 
 
+@cache
+def named(name: str) -> np.dtype:
+    """The type of this name, NumPy's or ml_dtypes'."""
+    return np.dtype(jnp.dtype(name))
+
+
+def is_8bit(dtype: np.dtype) -> bool:
+    """Whether some kernel takes operands of this type, and its elements have 8 bits."""
+    known = ELEMENT_TYPES.get(dtype.name)
+    return known is not None and known.tensor == "8-bit"
+
+
 @cache  # asked for at every product that is traced
 def accumulator(dtype: np.dtype) -> np.dtype:
     """The type in which products of ``dtype`` are summed: at least 32 bits, also for types that no kernel takes."""
     if known := ELEMENT_TYPES.get(dtype.name):
-        return np.dtype(jnp.dtype(known.accumulator))
+        return named(known.accumulator)
     if dtype.itemsize >= 4 or not jnp.issubdtype(dtype, jnp.number):
         return dtype
     return np.dtype(np.int32 if jnp.issubdtype(dtype, jnp.integer) else np.float32)
@@ -79,7 +91,7 @@ def accumulator(dtype: np.dtype) -> np.dtype:
 def default_result(dtype: np.dtype) -> np.dtype:
     """What ``gemm`` returns when ``out_dtype`` is not given: 8- and 16-bit integers widen to int32."""
     if known := ELEMENT_TYPES.get(dtype.name):
-        return np.dtype(jnp.dtype(known.result))
+        return named(known.result)
     return accumulator(dtype) if jnp.issubdtype(dtype, jnp.integer) else dtype
 
 
@@ -89,9 +101,8 @@ def stay_apart(a: np.dtype, b: np.dtype) -> bool:
 
     jnp would widen such integers to 16 bits, and takes no two types of 8-bit floats.
     """
-    known = [ELEMENT_TYPES.get(t.name) for t in (a, b)]
-    narrow = all(t is not None and t.tensor == "8-bit" for t in known)
-    return narrow and a != b and jnp.issubdtype(a, jnp.integer) == jnp.issubdtype(b, jnp.integer)
+    same_kind = jnp.issubdtype(a, jnp.integer) == jnp.issubdtype(b, jnp.integer)
+    return is_8bit(a) and is_8bit(b) and a != b and same_kind
 
 
 @cache

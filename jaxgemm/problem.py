@@ -112,6 +112,10 @@ class Plan:
     d_axes: Axes | None
     single_column_axis: bool
 
+    def problem(self, dtypes: tuple[str, ...], epilogue: Epilogue) -> Problem:
+        """The product as a kernel is asked for it."""
+        return Problem(self.m, self.n, self.k, self.batch, self.a, self.b, dtypes, epilogue)
+
 
 def _strides(shape: Sequence[int]) -> list[int]:
     out, step = [0] * len(shape), 1

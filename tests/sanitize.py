@@ -6,8 +6,7 @@ them), racecheck hazards in shared memory. Only our kernels are instrumented. Re
     python tests/sanitize.py                     both tools, every family of kernels
     python tests/sanitize.py --tool memcheck     one of them
     python tests/sanitize.py --kernel sm90       one kernel, for which others' results stay; may be repeated
-    python tests/sanitize.py --kernel planes     sm90's products of float32 operands
-    python tests/sanitize.py --kernel bytes      and those of 8 bits
+    python tests/sanitize.py --kernel planes     sm90's products of float32 operands; bytes: of 8 bits
     python tests/sanitize.py --kernel groups     products of groups, by every configuration of their tiles
     python tests/sanitize.py --kernel many       lists of products, by every tile
     python tests/sanitize.py --kernel quantize   values of 8 bits and scales, of every kind
@@ -283,14 +282,16 @@ def calls(kernels: tuple[str, ...] | list[str], rng: Any) -> Iterator[tuple[str,
         for options in PLANES:
             p = Product.random(rng, CLUSTERED, types, layout, beta=1.0)
             yield f"sm90 {options} {p.label}", p, "sm90", options
-    narrow = [t for t in find_kernel("sm90").types if t[0] in ("int8", "float8_e4m3fn")] if NARROW in kernels else []
+    row = find_kernel("sm90").types if NARROW in kernels else ()
+    narrow = [types for types in row if types[0] in ("int8", "float8_e4m3fn")]
     for types, (layout, settings) in itertools.product(narrow, BYTES.items()):
         for shape, given in ((BYTES_SHAPE, settings), (SHAPES[1], ({},))):
             for options in given:
                 if types[0] == "int8" and "precision" in options:
                     continue
-                scales = {"a_scale": rng.uniform(0.5, 2, (shape[0], 1)), "b_scale": rng.uniform(0.5, 2, (1, shape[1]))}
-                scales = {name: x.astype(np.float32) for name, x in scales.items() if "float8" in types[0]}
+                ones = {"a_scale": (shape[0], 1), "b_scale": (1, shape[1])}  # not where k is split
+                has_scales = "float8" in types[0] and "split_k" not in options
+                scales = {x: rng.uniform(0.5, 2, s).astype(np.float32) for x, s in ones.items() if has_scales}
                 p = Product.random(rng, shape, types, layout, alpha=2.0, **scales)
                 yield f"sm90 {options} {p.label}", p, "sm90", options
     for shape in (*SHAPES, CLUSTERED) if "sm90" in kernels else ():

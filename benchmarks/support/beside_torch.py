@@ -1,4 +1,4 @@
-"""Products of 8 bits by weights as JAX stores them, beside torch's, whose weights lie along k."""
+"""Products of 8 bits by row-major weights, as JAX stores them, beside torch's, whose weights lie along k."""
 
 from __future__ import annotations
 

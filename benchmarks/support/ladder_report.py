@@ -46,10 +46,10 @@ def operations(row: Result, effective: bool) -> float:
     return 1e-6 * (m * k + (2 * k - 1) * m * n + 2 * m * n if effective else 2 * m * n * k)
 
 
-def find(document: Result, kernel: str, arithmetic: str, size: int, part: str = "sizes") -> Result | None:
+def find(document: Result, kernel: str, arithmetic: str, size: int) -> Result | None:
     """The row of a kernel at a square size, if it was measured."""
     for row in document["rows"]:
-        if (row["kernel"], row["arithmetic"], row["n"], row["part"]) == (kernel, arithmetic, size, part):
+        if (row["kernel"], row["arithmetic"], row["n"], row["part"]) == (kernel, arithmetic, size, "sizes"):
             return dict(row)
     return None
 

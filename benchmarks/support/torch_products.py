@@ -39,8 +39,9 @@ def installed() -> bool:
 
 @cache
 def _wrong() -> str:
-    """Why torch cannot be timed beside JAX, or "". A process has one CUPTI, and one without it times nothing any more:
-    so another one tries.
+    """Why torch cannot be timed beside JAX, or "".
+
+    A process has one CUPTI, and times nothing any more if torch's attempt loses it. So another process tries.
     """
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run([sys.executable, "-P", "-c", _PROBE], env=environment, capture_output=True, text=True)
@@ -53,7 +54,7 @@ def _check() -> None:
 
 
 class Result:
-    """A tensor that is waited for and sampled as JAX's arrays are."""
+    """A tensor with the methods by which JAX's arrays are waited for and sampled."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -113,8 +114,8 @@ def grouped(form: str, inputs: Sequence[Sequence[jax.Array]]) -> Program:
 def narrow(inputs: Sequence[Sequence[jax.Array]]) -> Program:
     """``torch._int_mm`` or ``torch._scaled_mm`` of these sets of two row-major matrices of 8 bits.
 
-    These want the second along k, and get such a copy, which no time counts. Scales are 1, and results of floats are
-    in bfloat16.
+    Both functions want the second matrix along k. They get a copy of it that lies so, which no time counts. Scales are
+    1, and products of floats have results in bfloat16.
 
     Args:
         inputs: all sets that the program will be called with.
@@ -132,13 +133,12 @@ def narrow(inputs: Sequence[Sequence[jax.Array]]) -> Program:
     def bytes_of(x: jax.Array) -> Any:
         return torch.from_dlpack(jax.block_until_ready(jax.lax.bitcast_convert_type(x, np.uint8)))
 
-    tensors = {
-        id(a): (bytes_of(a).view(kind), bytes_of(b).t().contiguous().view(kind).t(), (a, b)) for a, b, *_ in inputs
-    }
+    # Views and copies, made before anything is timed.
+    tensors = {id(a): (bytes_of(a).view(kind), bytes_of(b).t().contiguous().view(kind).t()) for a, b, *_ in inputs}
     torch.cuda.synchronize()
 
     def program(*operands: jax.Array) -> Result:
-        x, y, _ = tensors[id(operands[0])]
+        x, y = tensors[id(operands[0])]
         if kind is torch.int8:
             return Result(torch._int_mm(x, y))
         scaled = torch._scaled_mm(x, y, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)

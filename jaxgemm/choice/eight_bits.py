@@ -6,12 +6,12 @@ from jaxgemm.choice.rules import Rule, Section, Side
 
 _INT8, _FP8 = "nvidia-h200/int8.json", "nvidia-h200/fp8.json"
 
-#: XLA pads sums of int8 up to this length. It also computes max(c * x, 0) of them wrongly for negative c.
+#: XLA pads sums of int8 that are no longer than this, and computes max(c * sum, 0) of these wrongly for negative c.
 PADDED_K = 16
 
 INTEGERS = Section(
     "8-bit integers",
-    lambda q: q.is_8bit and q.dtype.endswith("int8"),
+    lambda q: q.dtype in ("int8", "uint8"),
     (
         Rule(
             "uint8",
@@ -45,7 +45,7 @@ FLOATS = Section(
     (
         Rule(
             "fp8-along-k",
-            f"XLA multiplies aligned operands that lie along k as fast, from {FP8_MANY} rows and columns on",
+            f"XLA is as fast for aligned operands that lie along k, not both e5m2, from {FP8_MANY} rows and columns on",
             _FP8,
             Side.XLA,
             lambda q: (

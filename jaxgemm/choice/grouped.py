@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import jax.numpy as jnp
-import numpy as np
-
 from jaxgemm import precision as prec
 from jaxgemm.choice import rules
 from jaxgemm.choice.resolve import Choice, resolve
 from jaxgemm.choice.select import in_one_launch
 from jaxgemm.choice.xla_times import dense_microseconds
+from jaxgemm.dtypes import named
 from jaxgemm.kernels import Device, Kernel, UnsupportedError, find_kernel, kernels
 from jaxgemm.problem import Problem
 
@@ -43,7 +41,7 @@ def choose(
         raise UnsupportedError("batch_invariant: XLA's products do not promise it")
     if kernel not in ("auto", "xla") and not find_kernel(kernel).grouped:
         able = ", ".join(row.name for row in kernels() if row.grouped)
-        raise UnsupportedError(f"kernel '{kernel}' has no grouped form; {able} has, and 'auto' runs everywhere")
+        raise UnsupportedError(f"kernel '{kernel}' has no grouped form, unlike {able}; 'auto' runs everywhere")
     assert problem.groups is not None
     if kernel != "xla" and 0 in (problem.m, problem.n, problem.k, *problem.batch, problem.groups.count):
         return Choice.xlas(rules.GROUPED_NOTHING)
@@ -60,7 +58,7 @@ def choose(
         ours = more + sum(choice.expected for choice in found) if all(c.considered for c in found) else None
         choice = replace(found[0], contender=row.name, ours=ours, theirs=theirs, further=tuple(found[1:]))
         if kernel == "auto" and not batch_invariant:
-            if prec.emulated(precision, np.dtype(jnp.dtype(problem.dtypes[0]))):
+            if prec.emulated(precision, named(problem.dtypes[0])):
                 return replace(choice, rule=rules.GROUPED_NAMED.name, why=rules.GROUPED_NAMED.says)
             if choice.arithmetic == "bf16_x6" and not rules.long_chains(problem):
                 return choice.left(rules.GROUPED_SHORT_SUMS, rules.GROUPED_SHORT_SUMS.says)

@@ -9,15 +9,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from jaxgemm import precision as prec
 from jaxgemm import wire
 from jaxgemm._runtime import ffi
 from jaxgemm.choice import rules, xla_times
 from jaxgemm.choice.rules import Question, Reason
-from jaxgemm.dtypes import ELEMENT_TYPES
+from jaxgemm.dtypes import ELEMENT_TYPES, named
 from jaxgemm.kernels import Device, Kernel, find_kernel
 from jaxgemm.problem import Problem
 
@@ -153,15 +150,11 @@ def weighed(
     """
     over = prec.OF_OTHER_ROWS if alone or problem.groups or problem.batch != (1, 1) else ()
     known = row.arithmetics(problem.dtypes)
-    allowed = [x for x in prec.arithmetics(precision, _operand(problem)) if x in known and x not in over]
+    allowed = [x for x in prec.arithmetics(precision, named(problem.dtypes[0])) if x in known and x not in over]
     problems = [replace(problem, arithmetic=x) for x in allowed if _bound(x, problem) <= _bound(allowed[0], problem)]
     if len(problems) < 2 or not _weighs:
         return [(x, math.inf) for x in problems[:1]]
     return sorted(((x, _least(row, x, device)) for x in problems), key=lambda found: found[1])
-
-
-def _operand(problem: Problem) -> np.dtype:
-    return np.dtype(jnp.dtype(problem.dtypes[0]))
 
 
 def _bound(arithmetic: str, problem: Problem) -> float:
@@ -184,7 +177,7 @@ def computed(row: Kernel, problem: Problem, device: Device, precision: prec.Prec
 
 def _refusal(row: Kernel, problem: Problem, precision: prec.Precision) -> str:
     known = row.arithmetics(problem.dtypes)
-    return f"kernel '{row.name}': {prec.refusal(precision, _operand(problem), known[0])}"
+    return f"kernel '{row.name}': {prec.refusal(precision, named(problem.dtypes[0]), known[0])}"
 
 
 @lru_cache(maxsize=4096)

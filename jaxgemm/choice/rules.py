@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
-
+from jaxgemm import dtypes
 from jaxgemm import precision as prec
 from jaxgemm.choice.xla_times import unaligned
 from jaxgemm.kernels import Device
@@ -107,7 +105,7 @@ class Question:
     @property
     def arithmetics(self) -> tuple[str, ...]:
         """The arithmetics that the precision allows, the least exact first."""
-        return prec.arithmetics(self.precision, np.dtype(jnp.dtype(self.dtype)))
+        return prec.arithmetics(self.precision, dtypes.named(self.dtype))
 
     @property
     def contenders(self) -> list[Contenders]:
@@ -119,7 +117,7 @@ class Question:
     @property
     def emulated(self) -> str:
         """The arithmetic that an algorithm's name asks for, other than the plain one; empty if it asks for none."""
-        return prec.emulated(self.precision, np.dtype(jnp.dtype(self.dtype)))
+        return prec.emulated(self.precision, dtypes.named(self.dtype))
 
     @property
     def measured(self) -> list[Contenders]:
@@ -139,12 +137,12 @@ class Question:
     @property
     def is_16bit(self) -> bool:
         """Whether elements of the operands have 16 bits."""
-        return np.dtype(jnp.dtype(self.dtype)).itemsize == 2
+        return dtypes.named(self.dtype).itemsize == 2
 
     @property
     def is_8bit(self) -> bool:
         """Whether elements of the operands have 8 bits."""
-        return np.dtype(jnp.dtype(self.dtype)).itemsize == 1
+        return dtypes.is_8bit(dtypes.named(self.dtype))
 
     @property
     def along_k(self) -> bool:

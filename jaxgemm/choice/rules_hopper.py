@@ -167,7 +167,7 @@ def _few(q: Question) -> bool:
     return _aligned_16bit(q) and q.single and q.short < FEW
 
 
-def _along_k(q: Question) -> bool:
+def _vector_along_k(q: Question) -> bool:
     """Whether it is a product of a vector and a matrix whose rows are along k."""
     p = q.problem
     return q.short == 1 and (p.b.transposed if p.m == 1 else not p.a.transposed)
@@ -183,7 +183,7 @@ FEW_ROWS = Section(
             "a matrix whose rows are along k",
             _RULES,
             Side.XLA,
-            lambda q: _along_k(q) and REDUCED_FROM_US <= q.ours < REDUCED_UP_TO_US,
+            lambda q: _vector_along_k(q) and REDUCED_FROM_US <= q.ours < REDUCED_UP_TO_US,
         ),
         Rule(
             "few-rows-padded",

@@ -106,7 +106,7 @@ def select_gated(problem: Problem, device: Device, *, precision: prec.Precision,
     """The kernel that computes a gated pair of products in one launch; no kernel if they are to be composed.
 
     Raises:
-        UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
+        UnsupportedError: the kernel asked for by name has a gated form, which cannot run this pair.
     """
 
     def weighed(row: Kernel) -> Choice | str:

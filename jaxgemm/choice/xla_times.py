@@ -14,9 +14,7 @@ import math
 from dataclasses import replace
 from math import prod
 
-import jax.numpy as jnp
-import numpy as np
-
+from jaxgemm.dtypes import named
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
 from jaxgemm.problem import Problem
@@ -56,9 +54,8 @@ _FP32_TILE = 64
 _MULTIPROCESSORS = 132
 _FP32_LAUNCH_US = 2.0
 _FP32_PRODUCTS_PER_US = 20.8e6
-_FP32_ALIGNED_PER_US = (
-    26e6  # of aligned rows, by larger tiles: the most that benchmarks/results/nvidia-h200/sgemm.json has
-)
+# Of aligned rows, by larger tiles: the most that benchmarks/results/nvidia-h200/sgemm.json has.
+_FP32_ALIGNED_PER_US = 26e6
 _FP32_BYTES_PER_US = 2.3e6
 _FP32_TILE_K = 14  # the time of a tile beside its sums, as a length of sums that would take as long
 
@@ -125,7 +122,7 @@ def batch_copies_microseconds(problem: Problem) -> float:
 
 def combining_microseconds(problem: Problem) -> float:
     """The time that XLA should take to make a gated pair's result of its two products."""
-    results = problem.m * problem.n * np.dtype(jnp.dtype(problem.dtypes[2])).itemsize
+    results = problem.m * problem.n * named(problem.dtypes[2]).itemsize
     return _COMBINING_US + 3 * results / _COMBINING_BYTES_PER_US  # two are read and one is written
 
 
@@ -152,7 +149,7 @@ def parts_microseconds(moved: int, device: Device) -> float:
 
 
 def _itemsize(problem: Problem) -> int:
-    return np.dtype(jnp.dtype(problem.dtypes[0])).itemsize
+    return named(problem.dtypes[0]).itemsize
 
 
 def _fp32_tiles(problem: Problem) -> int:

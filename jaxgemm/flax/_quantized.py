@@ -1,12 +1,12 @@
 """Layers with weights of 8 bits, for inference: what linen's and nnx's have in common.
 
-Weights have a scale for each feature, and inputs for each row, which they get in every call. flax's forward pass is
-inherited here too: as its weights it sees the values, and as its product one that knows their scales.
+Weights have a scale for each feature. Inputs have a scale for each row, and are quantized in every call. flax's forward
+pass is inherited here too: its weights are the values of 8 bits, and its product is one that knows their scales.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -29,21 +29,21 @@ class Weights(NamedTuple):
     scales: jax.Array
 
 
-def check(layer: Any, replaced: bool) -> None:
-    """Errors for a layer whose ``quantize`` cannot be."""
-    name = type(layer).__name__
+def check(layer: Any, given: Sequence[str]) -> None:
+    """Errors for a ``quantize`` that the layer cannot have; ``given`` names arguments that replace our product."""
     if layer.quantize is None:
         return
+    name = type(layer).__name__
     if layer.quantize not in TYPES:
         raise ValueError(f"{name}: quantize must be one of {', '.join(TYPES)} or None, got {layer.quantize!r}")
-    if replaced:
-        raise ValueError(f"{name}: quantize={layer.quantize!r} is of our product, but another replaces it")
+    if given:
+        raise ValueError(f"{name}: quantize={layer.quantize!r} needs our product, but {given[0]} replaces it")
     if getattr(layer, "batch_axis", None) or getattr(layer, "batch_dims", None):
         raise ValueError(f"{name}: quantize={layer.quantize!r} is for layers without batch axes")
 
 
 def quantized(layer: Any, weights: jax.Array) -> Weights:
-    """Of a layer's weights, whose leading axes are summed over."""
+    """The values and scales of a layer's weights, whose leading axes are summed over."""
     axis = getattr(layer, "axis", -1)
     summed = len(axis) if isinstance(axis, tuple | list) else 1
     matrix = jnp.reshape(weights, (prod(weights.shape[:summed]), -1))
@@ -66,11 +66,11 @@ def promoting(layer: Any) -> Callable[..., tuple[Any, Any, Any]]:
     return promote
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class QuantizedProduct(_shared.PendingProduct):
     """A product of inputs, which are quantized when it runs, and of values with these scales."""
 
-    scales: jax.Array | None = None
+    scales: jax.Array
 
     def finish(self, activation: str | None) -> jax.Array:
         """The result."""

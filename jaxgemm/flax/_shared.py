@@ -7,7 +7,7 @@ Only the product is ours. flax adds the bias to what its ``dot_general`` returns
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -17,18 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 import opt_einsum
 
-from jaxgemm import api, dtypes
+from jaxgemm import api
 from jaxgemm.epilogue import ACTIVATIONS, Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products import dense
-from jaxgemm.products.arguments import canonical_dtype, check_activation, check_kernel
+from jaxgemm.products.arguments import check_activation, check_kernel, dot_dtype
 
 
-def check(layer: str, activation: str | None, kernel: str, *others: tuple[str, Any]) -> None:
-    """Errors for wrong arguments of a layer; ``others`` are (name, value) of arguments that replace the product."""
+def check(layer: str, activation: str | None, kernel: str, given: Sequence[str] = ()) -> None:
+    """Errors for wrong arguments of a layer; ``given`` names arguments that replace our product."""
     check_activation(layer, activation)
     check_kernel(kernel)
-    given = [name for name, value in others if value is not None]
     if given and kernel != "auto":
         raise ValueError(f"{layer}: kernel={kernel!r} picks the kernel of our product, but {given[0]} replaces it")
 
@@ -47,7 +46,7 @@ class Seen:
         self.replace(**replaced)
 
     def replace(self, **replaced: Any) -> None:
-        """Replace more of them."""
+        """Replace more attributes."""
         self.__dict__.update(replaced)
 
     def __getattr__(self, name: str) -> Any:
@@ -138,10 +137,7 @@ def pend(
     """As ``jaxgemm.dot_general``, later."""
     (lc, rc), (lb, rb) = dimension_numbers
     dims = ((tuple(lc), tuple(rc)), (tuple(lb), tuple(rb)))
-    if preferred_element_type is None:
-        out = dtypes.product(lhs.dtype, rhs.dtype)
-    else:
-        out = canonical_dtype(preferred_element_type)
+    out = dot_dtype(preferred_element_type, lhs.dtype, rhs.dtype)
     return PendingProduct(lhs, rhs, dims, precision, out, out_sharding, kernel)
 
 

@@ -5,8 +5,8 @@ same. Two fields come after flax's: ``activation`` and ``kernel``, as :func:`jax
 :class:`MoE` is a layer that flax does not have.
 
 :class:`Dense` and :class:`DenseGeneral` also have ``quantize``, "int8" or "fp8", for inference with weights and inputs
-of 8 bits: a weight's scale is its feature's, an input's its row's. Weights are quantized once if the collection
-"quantized" is made of them first, after which no parameter ``kernel`` is read; without it every call quantizes them::
+of 8 bits, which have a scale for each feature and for each row. Every call quantizes the weights, unless the collection
+"quantized" holds them, which is made once; the parameter ``kernel`` is not read any more then::
 
     _, made = model.apply(variables, x, mutable=["quantized"])
     y = model.apply({**variables, **made}, x)
@@ -32,20 +32,21 @@ _dense = inspect.unwrap(nn.Dense.__call__)
 _dense_general = inspect.unwrap(nn.DenseGeneral.__call__)
 
 
-def _check(layer: Any) -> None:
-    others = [(name, getattr(layer, name)) for name in ("dot_general_cls", "dot_general") if hasattr(layer, name)]
-    _shared.check(type(layer).__name__, layer.activation, layer.kernel, *others)
+def _given(layer: Any) -> list[str]:
+    """The fields in which the user gave a product of their own."""
+    return [name for name in ("dot_general_cls", "dot_general") if getattr(layer, name, None) is not None]
 
 
 def _seen(layer: Any) -> Any:
     """The layer with our product in place of flax's, unless the user gave one."""
-    if layer.dot_general_cls is not None or layer.dot_general is not None:
+    if _given(layer):
         return layer
-    if getattr(layer, "quantize", None) is not None:
+    if layer.quantize is not None:
         return _seen_quantized(layer)
     return _shared.Seen(layer, dot_general=partial(_shared.pend, kernel=layer.kernel))
 
 
+#: The collection of values and scales of weights, by the parameter's name.
 _COLLECTION = "quantized"
 
 
@@ -74,7 +75,7 @@ class _Fused(nn.Module):
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        _check(self)
+        _shared.check(type(self).__name__, self.activation, self.kernel, _given(self))
         super().__post_init__()
 
 
@@ -83,7 +84,7 @@ class _Quantized(_Fused):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _quantized.check(self, self.dot_general_cls is not None or self.dot_general is not None)
+        _quantized.check(self, _given(self))
 
 
 class Dense(_Quantized, nn.Dense):
@@ -91,7 +92,7 @@ class Dense(_Quantized, nn.Dense):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """``activation(inputs @ kernel + bias)``: of shape (..., k), (..., features)."""
+        """``activation(inputs @ kernel + bias)``, of shape (..., features) for inputs of shape (..., k)."""
         return _shared.finish(_dense(_seen(self), inputs), self.activation)
 
 

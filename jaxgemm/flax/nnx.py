@@ -5,8 +5,8 @@ Two keywords are added: ``activation`` and ``kernel``, as :func:`jaxgemm.gemm` t
 ``gemm_kernel``, because a layer's ``kernel`` is its weights. :class:`MoE` is a layer that flax does not have.
 
 :class:`Linear` and :class:`LinearGeneral` also take ``quantize``, "int8" or "fp8", for inference with weights and
-inputs of 8 bits: a weight's scale is its feature's, an input's its row's. :func:`quantize` quantizes the weights of a
-model once, after they were loaded; before, every call does. Such layers have no derivative.
+inputs of 8 bits, which have a scale for each feature and for each row. Every call quantizes the weights, until
+:func:`quantize` has done so for a whole model, after its weights were loaded. Such layers have no derivative.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Fused(nnx.Module):
         self.activation = activation
         self.gemm_kernel = kernel
         super().__init__(*arguments, **keywords)
-        _check(self)
+        _shared.check(type(self).__name__, self.activation, self.gemm_kernel, _given(self))
 
 
 class _Quantized(_Fused):
@@ -38,14 +38,14 @@ class _Quantized(_Fused):
     def __init__(self, *arguments: Any, quantize: str | None = None, **keywords: Any):
         self.quantize = quantize
         super().__init__(*arguments, **keywords)
-        _quantized.check(self, bool(_given(self)))
+        _quantized.check(self, _given(self))
 
 
 class Linear(_Quantized, nnx.Linear):
     """``flax.nnx.Linear`` with a fused bias, ``gemm``'s ``activation`` and ``kernel``, and ``quantize``."""
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
-        """``activation(inputs @ kernel + bias)``: of shape (..., in_features), (..., out_features)."""
+        """``activation(inputs @ kernel + bias)``, of shape (..., out_features) for inputs (..., in_features)."""
         return _shared.finish(nnx.Linear.__call__(_seen(self), inputs, out_sharding), self.activation)
 
 
@@ -147,14 +147,10 @@ _PRODUCTS = {
 }
 
 
-def _given(layer: Any) -> list[tuple[str, Any]]:
+def _given(layer: Any) -> list[str]:
     """The attributes in which the user gave a product of their own."""
-    found = [(name, getattr(layer, name)) for name in _PRODUCTS if hasattr(layer, name)]
-    return [(name, value) for name, value in found if not any(value is x for x in _PRODUCTS[name][0])]
-
-
-def _check(layer: Any) -> None:
-    _shared.check(type(layer).__name__, layer.activation, layer.gemm_kernel, *_given(layer))
+    held = [name for name in _PRODUCTS if hasattr(layer, name)]
+    return [name for name in held if not any(getattr(layer, name) is x for x in _PRODUCTS[name][0])]
 
 
 def _seen(layer: Any) -> Any:
@@ -171,7 +167,7 @@ def _seen(layer: Any) -> Any:
 
 
 class Quantized(nnx.Variable[jax.Array]):
-    """What the weights of a quantized layer became: values of 8 bits, or their scales."""
+    """The values of 8 bits that the weights of a quantized layer became, or the scales of these values."""
 
 
 def _weights(layer: Any) -> _quantized.Weights:
@@ -190,7 +186,7 @@ def quantize(model: nnx.Module) -> nnx.Module:
     """Replace the weights of a model's layers that have ``quantize`` by values of 8 bits, once.
 
     A layer's ``kernel`` then is a :class:`Quantized` variable of values, and ``kernel_scale`` one of their scales, of
-    shape (1, n). Layers without ``quantize``, and what is quantized already, stay as they are.
+    shape (1, n). Layers without ``quantize``, and those that are quantized already, stay as they are.
 
     Args:
         model: a module with such layers; it is changed in place.

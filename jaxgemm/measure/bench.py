@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 import jaxgemm
 from jaxgemm import precision as prec
 from jaxgemm import roofline
+from jaxgemm.dtypes import named
 from jaxgemm.measure import timing
 from jaxgemm.measure.case import Case, make_inputs, reference_rows, relative_error, sample_rows, take_rows
 
@@ -193,7 +192,7 @@ class Bench:
                 a=case.dtype,
                 d=case.out_dtype,
                 batch=case.batch or 1,
-                precision=prec.floored(prec.canonical(case.jax_precision), np.dtype(jnp.dtype(case.dtype))),
+                precision=prec.floored(prec.canonical(case.jax_precision), named(case.dtype)),
             )
         xla = {name: paths[f"xla {name}"] for name in self.xla_paths}
         return [Row(case, name, chosen[name], status.get(name, "ok"), paths[name], xla, floor) for name in kernels]

@@ -153,6 +153,16 @@ def canonical_dtype(given: DTypeLike) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(given))
 
 
+def asked_dtype(given: DTypeLike | None, default: np.dtype) -> np.dtype:
+    """The type that is asked for, or else the default."""
+    return default if given is None else canonical_dtype(given)
+
+
+def dot_dtype(given: DTypeLike | None, lhs: np.dtype, rhs: np.dtype) -> np.dtype:
+    """The type that is asked for, or else the one that ``lax.dot_general`` gives."""
+    return dtypes.product(lhs, rhs) if given is None else canonical_dtype(given)
+
+
 def same_kind(name: str, x: jax.Array, result: np.dtype, function: str = "gemm") -> None:
     """TypeError if converting ``x`` to the result's type would drop a fraction or an imaginary part."""
     if x.dtype == result:
@@ -224,7 +234,7 @@ def float_operands(function: str, **named: ArrayLike) -> tuple[list[jax.Array], 
     dtype = jnp.result_type(*arrays)
     if not jnp.issubdtype(dtype, jnp.floating):
         names = ", ".join(x.dtype.name for x in arrays)
-        hint = "; those of 8 bits need scales" if function == "gated_gemm" and "int8" in names else ""
+        hint = "; operands of 8 bits need scales" if function == "gated_gemm" and "int8" in names else ""
         raise TypeError(f"{function}: expected floating-point operands, got {names}{hint}")
     # Not weakly typed: composed products would lose that.
     return [_as(x, dtype) for x in arrays], all(map(gives_way, arrays))
@@ -232,7 +242,7 @@ def float_operands(function: str, **named: ArrayLike) -> tuple[list[jax.Array], 
 
 def float_result(name: str, given: DTypeLike | None, operands: np.dtype) -> np.dtype:
     """The type of a result, by default that of the operands; TypeError if it is no floating-point type."""
-    out = np.dtype(operands) if given is None else canonical_dtype(given)
+    out = asked_dtype(given, operands)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"{name} must be a floating-point type, got {out.name}")
     return out

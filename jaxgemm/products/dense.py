@@ -32,7 +32,7 @@ from jaxgemm.choice import rules
 from jaxgemm.choice.select import select
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
-from jaxgemm.problem import DimensionNumbers, Plan, Problem, plan
+from jaxgemm.problem import DimensionNumbers, Plan, plan
 from jaxgemm.products import axes, report, symbolic
 from jaxgemm.products.arguments import Options, check_kernel, of_one_type
 from jaxgemm.products.call import call
@@ -46,7 +46,7 @@ from jaxgemm.sharding.partition import Assignment, Division, Factors, Local, var
 DOT_PARAMS = ("dimension_numbers", "precision", "preferred_element_type", "out_sharding")
 
 #: The types of operands and results that kernels have.
-_OURS = {np.dtype(jnp.dtype(name)) for name in dtypes.ELEMENT_TYPES}
+_OURS = {dtypes.named(name) for name in dtypes.ELEMENT_TYPES}
 
 
 def bind(
@@ -194,7 +194,7 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     found, refusal = None, None
     for form, result in forms:
         names = (np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name)
-        problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, names, form)
+        problem = view.problem(names, form)
         try:
             found = Decision(select(problem, device, **how), problem, view)
         except UnsupportedError as error:
@@ -215,7 +215,7 @@ def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> Un
     sums = dtypes.accumulator(dtypes.product(*types))
     if dtypes.summed(*types, out) == sums:
         return refusal
-    return UnsupportedError(f"{refusal}; kernels sum these in {sums.name}, which cannot hold every {out.name}")
+    return UnsupportedError(f"{refusal}; kernels sum this product in {sums.name}, which cannot hold every {out.name}")
 
 
 def _fuses(epilogue: Epilogue, view: Plan, extra: Sequence[Any], out: np.dtype) -> bool:

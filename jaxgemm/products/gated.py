@@ -126,7 +126,7 @@ def _scaled_pair(
     for name, w, (_, scale, activation) in zip(("gate_scale", "up_scale"), arrays, weights, strict=True):
         called = "gated_gemm", "x_scale", name
         scales = scales_of({"a_scale": of_x, "b_scale": scale}, (a.dtype, w.dtype), a.shape[-1], line, called)
-        epilogue = Epilogue(1.0, 0.0, False, activation)
+        epilogue = Epilogue(activation=activation)
         results.append(bind_scaled(rows, w, scales, None, (False, False), out, epilogue, options=(), **how))
     return jnp.reshape(results[0] * results[1], shape)
 
@@ -174,12 +174,12 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     """The kernel that computes both products in one launch, or no kernel if the pair is composed; and why.
 
     Raises:
-        UnsupportedError: a kernel asked for by name has a gated form that cannot run this.
+        UnsupportedError: the kernel asked for by name has a gated form, which cannot run this pair.
     """
     if unknown := symbolic.choose(avals, params):
         return Decision(unknown)
     if params["batch_invariant"]:
-        return Decision(Choice.xlas(rules.INVARIANT, "each is batch-invariant by itself"))
+        return Decision(Choice.xlas(rules.INVARIANT, "each of the two products is batch-invariant by itself"))
     problem = problem_of(avals[0], avals[1], params)
     choice = select_gated(problem, device_for(platform), precision=params["precision"], kernel=params["kernel"])
     return Decision(choice, problem)
@@ -202,7 +202,7 @@ def problem_of(x: Any, gate: Any, params: Params) -> Problem:
 
 
 def launch(decision: Decision, x: jax.Array, gate: jax.Array, up: jax.Array, **_: Any) -> jax.Array:
-    """Both products by one call of a kernel that has a gated form."""
+    """The result by one call of a kernel that has a gated form."""
     assert decision.problem is not None
     return call(decision.choice, decision.problem, (*x.shape[:-1], gate.shape[1]), (x, gate, up))
 
@@ -220,7 +220,7 @@ GATED = Kind(
         ": a gated product is one launch on one device, and this program is divided over several; map it with "
         "shard_map over all of the mesh's axes"
     ),
-    describe=lambda avals, params, decision, limits, **_: [report.of_problem(avals, params, decision, limits)],
+    describe=report.alone,
     describe_composed=lambda products, decision, **_: report.pair(products, decision.choice),
 )
 gated_p = register(GATED)

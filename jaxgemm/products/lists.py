@@ -33,7 +33,7 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, configuration, device_for
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
-from jaxgemm.products.arguments import canonical_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed
+from jaxgemm.products.arguments import asked_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed
 from jaxgemm.products.call import call_list
 from jaxgemm.products.kind import Decision, Kind, Linear, Params
 from jaxgemm.products.register import register
@@ -84,7 +84,7 @@ def grouped_gemm(
             raise ValueError(f"grouped_gemm: product {i} has operands of shapes {x.shape} and {y.shape}, not matrices")
         if x.shape[1] != y.shape[0]:
             raise ValueError(f"grouped_gemm: inner dimensions differ in product {i}, of shapes {x.shape} and {y.shape}")
-    out = xs[0].dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
+    out = asked_dtype(preferred_element_type, xs[0].dtype)
     results = _bind(
         [vary_alike(x, y) for x, y in zip(xs, ys, strict=True)],
         transposed=(False, False),

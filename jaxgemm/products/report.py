@@ -146,6 +146,11 @@ def of_problem(
     return Product(operands_of(avals[: 1 + weights]), result, decision, after, params["precision"], floor, gated=both)
 
 
+def alone(avals: Sequence[Any], params: Params, decision: Decision, limits: Any, **_: Any) -> list[Product]:
+    """The one product, or pair, of a kind of which ``explain`` has no more to say: ``Kind.describe``."""
+    return [of_problem(avals, params, decision, limits)]
+
+
 def operands_of(avals: Sequence[Any]) -> str:
     """The operands of a product, or of both of a pair, by their types."""
     lhs, *rhs = (f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in avals)

@@ -57,24 +57,25 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     """The kernel that computes the product in one launch, or no kernel if the product is composed.
 
     Raises:
-        UnsupportedError: the kernel asked for by name has a form for scales that cannot run this.
+        UnsupportedError: the kernel asked for by name has a form for scales, which cannot run this product.
     """
     if unknown := symbolic.choose(avals, params):
         return Decision(unknown)
     if params["batch_invariant"]:
-        return Decision(Choice.xlas(rules.INVARIANT, "its sums are batch-invariant by themselves"))
+        return Decision(Choice.xlas(rules.INVARIANT, "the sums are batch-invariant, and jnp scales them"))
     problem, device = problem_of(avals[0], avals[1], params), device_for(platform)
+    measured = rules.Question(problem, device, params["precision"]).measured
 
     def weighed(row: Kernel) -> Choice | str:
         config = configuration(row, params["options"])
         found = resolve(row.name, config, problem, device, params["precision"])
         if not isinstance(found, Choice):
             return found
-        by_name, known = params["kernel"] != "auto", rules.Question(problem, device, params["precision"]).measured
-        if not by_name and not any(row.name in x.kernels for x in known):
+        if params["kernel"] != "auto":
+            return found.ours_by(rules.BY_NAME, rules.BY_NAME.says, None)
+        if not any(row.name in known.kernels for known in measured):
             return found.left(rules.SCALED_COMPOSED, rules.SCALED_COMPOSED.says)
-        reason = rules.BY_NAME if by_name else rules.SCALED_ONE_LAUNCH
-        return found.ours_by(reason, reason.says, None)
+        return found.ours_by(rules.SCALED_ONE_LAUNCH, rules.SCALED_ONE_LAUNCH.says, None)
 
     return Decision(in_one_launch("scaled", params["kernel"], device, weighed, rules.SCALED_MISSING), problem)
 
@@ -98,7 +99,7 @@ def problem_of(a: Any, b: Any, params: Params) -> Problem:
 
 
 def launch(decision: Decision, a: jax.Array, b: jax.Array, *rest: jax.Array, **params: Any) -> jax.Array:
-    """By one call of a kernel that has a form for scales."""
+    """The result by one call of a kernel that has a form for scales."""
     problem = decision.problem
     assert problem is not None
     count = sum(map(bool, params["scales"]))
@@ -115,7 +116,7 @@ def is_matrix_product(a: Any, b: Any, b_scale: Any | None, transposed: tuple[boo
 
 
 def _is_one(x: jax.Array) -> bool:
-    """Whether it is one number. An extent that is not known is no 1."""
+    """Whether the array is one number. A symbolic extent is not 1."""
     return all(n == 1 for n in x.shape)
 
 
@@ -131,15 +132,13 @@ def bind_scaled(
 ) -> jax.Array:
     """The product (m, n) of checked operands, for all rows of a."""
     check_kernel(how["kernel"], how["batch_invariant"])
-    rows = a.shape[:-1]
-    given = [scales.get("a_scale"), scales.get("b_scale")]
-    if given[0] is not None and not _is_one(given[0]):
-        whole = given[0] if a.ndim == 2 else jnp.broadcast_to(given[0], (*rows, 1))
-        given[0] = jnp.reshape(whole, (-1, 1))
-    if given[1] is not None and not _is_one(given[1]):
-        given[1] = jnp.reshape(given[1], (1, -1))
-    a = a if a.ndim == 2 else jnp.reshape(a, (-1, a.shape[-1]))
-    held = [None if x is None else jnp.reshape(x, ()) if _is_one(x) else x for x in given]
+    a_scale, b_scale = scales.get("a_scale"), scales.get("b_scale")
+    if a.ndim > 2:
+        if a_scale is not None and not _is_one(a_scale):
+            a_scale = jnp.broadcast_to(a_scale, (*a.shape[:-1], 1))
+        a = jnp.reshape(a, (-1, a.shape[-1]))
+    given = ((a_scale, (-1, 1)), (b_scale, (1, -1)))
+    held = [None if x is None else jnp.reshape(x, () if _is_one(x) else line) for x, line in given]
     operands = [a, b, *(x for x in (*held, bias) if x is not None)]
     result: jax.Array = scaled_p.bind(
         *vary_alike(*operands),
@@ -164,7 +163,7 @@ SCALED = Kind(
     narrow=compose,
     refusal=None,
     dimensions=lambda _types, params: _dims(params),
-    describe=lambda avals, params, decision, limits, **_: [report.of_problem(avals, params, decision, limits)],
+    describe=report.alone,
     describe_composed=lambda products, _decision, **_: products,
 )
 scaled_p = register(SCALED)

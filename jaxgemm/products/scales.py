@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
-from jaxgemm.products.arguments import as_array, canonical_dtype
+from jaxgemm.products.arguments import as_array, float_result
 
 #: The axis of the result along which a scale may run, by the scale's name.
 _RUNS = {"a_scale": -2, "b_scale": -1}
@@ -28,7 +28,7 @@ def scales_of(
 ) -> dict[str, jax.Array]:
     """The scales that are given, checked, in float32, each of shape () or of the rank of the result.
 
-    ``shape``: that of the result. ``called``: what errors call the function and both scales.
+    ``shape``: the result's. ``called``: what errors call the function and both scales.
 
     Raises:
         TypeError: operands of these types have no scales, or a scale is not of float32.
@@ -39,7 +39,7 @@ def scales_of(
     named = {name: as_array(says[name], value) for name, value in given.items() if value is not None}
     if not named:
         return {}
-    if not all(x.name in dtypes.ELEMENT_TYPES and dtypes.ELEMENT_TYPES[x.name].tensor == "8-bit" for x in operands):
+    if not all(map(dtypes.is_8bit, operands)):
         raise TypeError(f"{says[next(iter(named))]} is for operands of 8 bits, got {operands[0]} and {operands[1]}")
     _check_sums(function, operands, k)
     for name, x in named.items():
@@ -76,21 +76,18 @@ def _check_sums(function: str, operands: Sequence[np.dtype], k: int) -> None:
     most = most_terms(operands)
     if not isinstance(k, int):
         raise ValueError(
-            f"{function}: sums of k = {k} products may pass what int32 holds; scaled ones need a known length"
+            f"{function}: sums of k = {k} products may pass what int32 holds; with scales, k must be known"
         )
     if k > most:
         raise ValueError(
             f"{function}: sums of {k} products of {operands[0]} and {operands[1]} may pass what int32 holds; "
-            f"a scaled sum has {most} at most"
+            f"with scales, k is {most} at most"
         )
 
 
 def scaled_result(given: DTypeLike | None, function: str = "gemm") -> np.dtype:
     """The type of a scaled product, by default float32; TypeError if it is no floating-point type."""
-    out = np.dtype(np.float32) if given is None else canonical_dtype(given)
-    if not jnp.issubdtype(out, jnp.floating):
-        raise TypeError(f"{function}: out_dtype of a scaled product must be a floating-point type, got {out.name}")
-    return out
+    return float_result(f"{function}: out_dtype of a scaled product", given, np.dtype(np.float32))
 
 
 def scaled(product: jax.Array, scales: Iterable[jax.Array], dtype: np.dtype) -> jax.Array:

@@ -16,7 +16,7 @@ from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes
 from jaxgemm.products.arguments import (
     as_bias,
-    canonical_dtype,
+    asked_dtype,
     check_activation,
     check_activation_of,
     float_operands,
@@ -86,7 +86,7 @@ def ragged_dot(
             f"ragged_dot: expected lhs (m, k) and rhs (groups, k, n), got shapes {x.shape} and {w.shape}; {_MATRICES}"
         )
     _check_inner("ragged_dot", x, w, f"rhs of shape {w.shape} has")
-    out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
+    out = asked_dtype(preferred_element_type, x.dtype)
     held = w.shape[0]
     where = arguments.where("ragged_dot", group_sizes, group_offset, held)
     extra = None if bias is None else as_bias("ragged_dot", bias, (held, w.shape[2]), "a row for each group", out)
@@ -196,7 +196,7 @@ def ragged_dot_general(
             dimension numbers.
     """
     x, w, weak = promoted_pair(lhs, rhs)
-    out = x.dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
+    out = asked_dtype(preferred_element_type, x.dtype)
     sizes = arguments.integers("group_sizes", group_sizes)
     numbers = ragged_dot_dimension_numbers
     _check_numbers(x, w, sizes, numbers, group_offset is not None)

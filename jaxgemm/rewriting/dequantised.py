@@ -43,7 +43,7 @@ from jaxgemm.rewriting.ragged import as_call
 from jaxgemm.sharding.partition import vary_alike
 
 #: The types in which scales may multiply values, and in which the product's result may be.
-_FLOATS = {np.dtype(jnp.dtype(name)) for name in ("bfloat16", "float16", "float32")}
+_FLOATS = {dtypes.named(name) for name in ("bfloat16", "float16", "float32")}
 #: The types that values of 8 bits may be converted to on the way.
 _WIDE = _FLOATS | {np.dtype(np.int16), np.dtype(np.int32)}
 #: Operations, element by element, that may compute a scale: the result varies along the axes that an operand does.
@@ -131,7 +131,7 @@ def _operand(value: Value, depth: int = 0) -> _Operand | None:
     if eqn.primitive is lax.convert_element_type_p:
         if _is_integer(value) and not _is_integer(inputs[0]):
             return None  # fractions are cut off
-        return _Operand(inputs[0]) if _is_narrow(inputs[0]) else _operand(inputs[0], depth + 1)
+        return _Operand(inputs[0]) if dtypes.is_8bit(inputs[0].dtype) else _operand(inputs[0], depth + 1)
     if eqn.primitive in (lax.mul_p, lax.div_p):
         divides = eqn.primitive is lax.div_p
         for this, scale in [inputs] if divides else [inputs, inputs[::-1]]:
@@ -153,11 +153,6 @@ def _scaled(operand: _Operand, scale: _Scale, out: Value) -> _Operand | None:
 
 def _is_integer(value: Value) -> bool:
     return bool(jnp.issubdtype(value.dtype, jnp.integer))
-
-
-def _is_narrow(value: Value) -> bool:
-    known = dtypes.ELEMENT_TYPES.get(value.dtype.name)
-    return known is not None and known.tensor == "8-bit"
 
 
 def _varying(value: Value, depth: int = 0) -> frozenset[int]:

@@ -24,7 +24,7 @@ from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products import dense
-from jaxgemm.products.arguments import canonical_dtype, check_kernel
+from jaxgemm.products.arguments import asked_dtype, check_kernel
 from jaxgemm.products.derivatives import total
 from jaxgemm.products.kind import Kind, Params
 from jaxgemm.products.register import register
@@ -139,7 +139,7 @@ def _arguments(
     if not -x.ndim <= axis < x.ndim or axis % x.ndim == x.ndim - 1:
         raise ValueError(f"{function}: axis must be one of x's {x.ndim} axes and not the last, got {axis}")
     dtype = np.dtype(jnp.result_type(x, w))
-    out = dtype if preferred_element_type is None else canonical_dtype(preferred_element_type)
+    out = asked_dtype(preferred_element_type, dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{function}: x and w must be of floating types, got {x.dtype} and {w.dtype}")
     check_kernel(kernel)

@@ -14,13 +14,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from jaxgemm import precision as prec
 from jaxgemm import wire
 from jaxgemm._runtime import ffi
-from jaxgemm.dtypes import ELEMENT_TYPES
+from jaxgemm.dtypes import ELEMENT_TYPES, named
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import configuration, find_kernel
 from jaxgemm.problem import Problem, plan
@@ -60,7 +57,7 @@ class Key:
     def of(cls, p: Problem, precision: prec.Precision) -> Key:
         """The key of a problem at a precision that some kernel satisfies."""
         a, b, d = p.dtypes[:3]
-        operand = np.dtype(jnp.dtype(a))
+        operand = named(a)
         tf32 = "tf32" in prec.arithmetics(precision, operand)
         arithmetic = prec.emulated(precision, operand) or ("tf32" if tf32 else "plain")
         return cls(p.m, p.n, p.k, p.batch[0] * p.batch[1], p.layout, a, b, d, arithmetic)
@@ -79,12 +76,12 @@ class Key:
         contract = (1 if self.layout[0] == "T" else 2,), (2 if self.layout[1] == "T" else 1,)
         view = plan(lhs, rhs, (contract, ((0,), (0,))))
         types = self.a, self.b, self.d
-        return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, types, Epilogue())
+        return view.problem(types, Epilogue())
 
     @property
     def bytes(self) -> int:
         """Of both operands and the result, each once."""
-        a, b, d = (np.dtype(jnp.dtype(name)).itemsize for name in (self.a, self.b, self.d))
+        a, b, d = (named(name).itemsize for name in (self.a, self.b, self.d))
         return self.batch * (a * self.m * self.k + b * self.k * self.n + d * self.m * self.n)
 
 

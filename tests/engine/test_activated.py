@@ -17,7 +17,7 @@ import jaxgemm
 from jaxgemm.choice.resolve import candidates
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, find_kernel
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 
 ROW = find_kernel("sm90")
 BF16, F16 = (next(types for types in ROW.types if types[0] == types[2] == name) for name in ("bfloat16", "float16"))
@@ -39,7 +39,7 @@ def tiles():
     if not ROW.built:
         return []
     view = plan((4096, 4096), (4096, 4096), (((1,), (0,)), ((), ())))
-    problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, BF16[:3], Epilogue())
+    problem = view.problem(BF16[:3], Epilogue())
     found = candidates(ROW, (), problem, H200)
     assert found
     return sorted({(*candidate.config[:3], candidate.config[BLOCKS]) for candidate in found})

@@ -11,7 +11,7 @@ from oracle import Product, check_all, with_options
 from jaxgemm.choice.resolve import check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, find_kernel
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 
 ROW = find_kernel("sm90")
 TYPES = next(types for types in ROW.types if types[0] == types[2] == "bfloat16")
@@ -70,7 +70,7 @@ def test_more_clusters_than_run_at_a_time(rng):
 @pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
 def test_what_a_cluster_cannot_share_is_said():
     view = plan((64, 4096), (4096, 64), (((1,), (0,)), ((), ())))
-    problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, TYPES[:3], Epilogue())
+    problem = view.problem(TYPES[:3], Epilogue())
     sound = options(64, 64, 4)
     for changed, refused in (
         ({"split_k": 3}, True),  # not a power of two

@@ -13,14 +13,14 @@ from jaxgemm.choice.resolve import candidates, least_exact, weighed
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, Device, find_kernel
 from jaxgemm.precision import BY_PARTS, bound_of, canonical
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 
 pytestmark = pytest.mark.skipif(not find_kernel("sm90").built, reason="this build has no such kernel")
 
 
 def problem(m, n, k):
     view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("float32",) * 3, Epilogue())
+    return view.problem(("float32",) * 3, Epilogue())
 
 
 SCALED = canonical("TF32_TF32_F32_X3")

@@ -74,12 +74,12 @@ def test_wider_by_name_is_refused(dtype, out, sums, rng):
         calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out))
         calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, bias=array(np.zeros(y.shape[1]), out), alpha=2.0))
         calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, alpha=array(1, out)))
-    why = f"got {dtype} x {dtype} -> {out}; it supports .*; kernels sum these in {sums}, which cannot hold every {out}"
+    why = f"got {dtype} x {dtype} -> {out}; it supports .*; kernels sum this product in {sums}, .* every {out}"
     for call in calls:
         for kernel in ("host", "sm90"):
             with pytest.raises(jaxgemm.UnsupportedError, match=why if kernel == "host" else kernel):
                 call(kernel=kernel)
-        with pytest.raises(jaxgemm.UnsupportedError, match=f"kernels sum these in {sums}"):
+        with pytest.raises(jaxgemm.UnsupportedError, match=f"kernels sum this product in {sums}"):
             call(batch_invariant=True)
 
 
@@ -137,7 +137,7 @@ def test_wider_in_other_products(rng):
         lambda: layer(kernel="host")(x),
         lambda: gathered(kernel="host")(x, w),
     ):
-        with pytest.raises(jaxgemm.UnsupportedError, match="kernels sum these in float32"):
+        with pytest.raises(jaxgemm.UnsupportedError, match="kernels sum this product in float32"):
             call()
 
     def function(x, w):
@@ -147,7 +147,7 @@ def test_wider_in_other_products(rng):
         routed = jaxgemm.override(function, kernel=kernel)
         np.testing.assert_array_equal(*jax.jit(lambda x, w, f=routed: (f(x, w), function(x, w)))(x, w))
     (left,) = jaxgemm.explain(routed, x, w).left
-    assert "kernels sum these in float32" in left.why
+    assert "kernels sum this product in float32" in left.why
 
 
 def test_wider_derivatives(rng):

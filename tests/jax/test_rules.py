@@ -15,7 +15,7 @@ from jaxgemm.choice.rules_hopper import decide
 from jaxgemm.choice.xla_times import microseconds
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device
-from jaxgemm.problem import Groups, Problem, plan
+from jaxgemm.problem import Groups, plan
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 AMPERE = Device("cuda", "NVIDIA A100-SXM4-80GB", 80, 108)
@@ -28,20 +28,20 @@ RULES = [rule for section in (rules.FACTS, *rules_hopper.SECTIONS) for rule in s
 
 def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue()):  # noqa: B008
     view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
+    return view.problem((dtype, dtype, out or dtype), epilogue)
 
 
 def along_k(m, n, k, types=("bfloat16",) * 3):
     """Of operands whose rows are both along k, so that n is the pitch of the result's rows alone."""
     view = plan((m, k), (n, k), (((1,), (1,)), ((), ())))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, types, Epilogue())
+    return view.problem(types, Epilogue())
 
 
 def scores(batch, rows, heads, depth, queries=None):
     """Of attention whose heads lie between its rows."""
     shapes = (batch, queries or rows, heads, depth), (batch, rows, heads, depth)
     view = plan(*shapes, (((3,), (3,)), ((0, 2), (0, 2))))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("bfloat16",) * 3, Epilogue())
+    return view.problem(("bfloat16",) * 3, Epilogue())
 
 
 def built(kernel):
@@ -234,7 +234,7 @@ def test_auto_leaves_the_rest_to_xla(given, device, precision, rule):
 
 def fp32(m, n, k, batch=1):
     view = plan((batch, m, k), (batch, k, n), (((2,), (1,)), ((0,), (0,))))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ("float32",) * 3, Epilogue())
+    return view.problem(("float32",) * 3, Epilogue())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from jaxgemm.choice import rules, select
 from jaxgemm.choice.resolve import resolve
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, find_kernel
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 
 HOPPER = Device("cuda", "NVIDIA H200", 90, 132)
 
@@ -29,7 +29,7 @@ KEY = key_of(640, 488, 2051, 1, "NN", "bfloat16")
 
 def problem(dtype="bfloat16", m=640, n=488, k=2051, out=None, epilogue=Epilogue()):  # noqa: B008
     view = plan((m, k), (k, n), (((1,), (0,)), ((), ())))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype, dtype, out or dtype), epilogue)
+    return view.problem((dtype, dtype, out or dtype), epilogue)
 
 
 def built(kernel):

@@ -13,7 +13,7 @@ from jaxgemm.choice.select import select
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import CPU, H200, UnsupportedError
 from jaxgemm.precision import canonical
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 
 #: Every kind of tile edge, and what a model serves.
 ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 1000, 2048, 4096, 8192)
@@ -74,7 +74,7 @@ def test_matmul_and_dot_general(platform, rng):
 def problem(m, n, k, dtype, b_transposed=False, batch=()):
     shape = (*batch, m, k)
     view = plan(shape, (n, k) if b_transposed else (k, n), (((len(shape) - 1,), (int(b_transposed),)), ((), ())))
-    return Problem(view.m, view.n, view.k, view.batch, view.a, view.b, (dtype,) * 3, Epilogue())
+    return view.problem((dtype,) * 3, Epilogue())
 
 
 def held(choice):

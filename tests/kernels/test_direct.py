@@ -14,7 +14,7 @@ from oracle import Product, check_all, check_special_values, random, run_all
 from jaxgemm.choice.resolve import candidates, check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import H200, UnsupportedError, find_kernel
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 
 ROW = find_kernel("direct")
 OPTIONS = list(itertools.product(*(values[1:] for values in ROW.options.values())))
@@ -88,7 +88,7 @@ def test_rows_have_the_same_bits_in_any_number(layout, rng):
 @pytest.mark.skipif(not ROW.built, reason="this build has no such kernel")
 def test_limits_and_candidates():
     view = plan((64, 96), (96, 72), (((1,), (0,)), ((), ())))
-    problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, ROW.types[0][:3], Epilogue())
+    problem = view.problem(ROW.types[0][:3], Epilogue())
     assert check(ROW, (0, 0), problem, H200)[0] == ""
     for beyond, limit in (
         (replace(problem, m=1 << 21), "65535 rows of tiles"),

@@ -17,7 +17,7 @@ import jaxgemm
 from jaxgemm.choice.resolve import check
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import device_for
-from jaxgemm.problem import Problem, plan
+from jaxgemm.problem import plan
 
 
 def integral(types):
@@ -115,7 +115,7 @@ def configurations(row, types, name, value, at_most=3):
     values = [[value] if option == name else vs or (0,) for option, vs in row.options.items()]
     every = itertools.islice(itertools.product(*values), 500)
     view = plan((256, 128), (128, 256), (((1,), (0,)), ((), ())))
-    problem = Problem(view.m, view.n, view.k, view.batch, view.a, view.b, types[:3], Epilogue())
+    problem = view.problem(types[:3], Epilogue())
     problem = replace(problem, arithmetic=row.arithmetics(types[:3])[0])
     good = [config for config in every if not check(row, config, problem, device_for(row.platform))[0]]
     step = max(len(good) // at_most, 1)

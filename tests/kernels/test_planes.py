@@ -1,6 +1,7 @@
 """float32 products of planes in bfloat16 by `sm90`: errors within their bounds, exact where they promise it."""
 
 import itertools
+import os
 import subprocess
 import sys
 
@@ -273,7 +274,8 @@ with least_exact():
             d = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision="TF32_TF32_F32_X3", **options))(a, b)
             assert abs(d[1, 1] - 2050) < 0.01, d[1, 1]
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,7 +1,8 @@
 """Which tests run here: one instance a kernel of the table, and CUDA kernels only where there is a device.
 
-A test that takes ``row`` runs for every kernel of the table, with ``types`` for each of its element types,
-and with ``option`` for each documented value of each of its options. A new row is tested with no edit here.
+A test that takes ``row`` runs for every kernel of the table, with ``types`` for each of its element types, and with
+``option`` for each documented value of each of its options. Of floats of 8 bits, ``types`` has each pair once, whose
+results take turns. A new row is tested with no edit here.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import jax
 import numpy as np
 import pytest
 import sanitize
+from arrays import array
 
 jax.config.update("jax_enable_x64", True)
 
@@ -105,7 +107,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     params = []
     for row in jaxgemm.kernels():
         marks = [pytest.mark.gpu] if row.platform == "cuda" else []
-        types = row.types if "types" in names else [None]
+        types = cases.covering(row.types) if "types" in names else [None]
         options = [None]
         if "option" in names:
             options = [(k, v) for k, vs in row.options.items() for v in vs or cases.FREE_OPTION_VALUES]
@@ -189,13 +191,13 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture
 def x(rng: np.random.Generator) -> jax.Array:
     """What the functions that override is tested with multiply."""
-    return jax.numpy.asarray(rng.standard_normal((5, 8)))
+    return array(rng.standard_normal((5, 8)))
 
 
 @pytest.fixture
 def w(rng: np.random.Generator) -> jax.Array:
     """Their weights."""
-    return jax.numpy.asarray(rng.standard_normal((8, 8)) / 4)
+    return array(rng.standard_normal((8, 8)) / 4)
 
 
 _GPU_SKIPS = "gpu skipped"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from cases import SHORT_ACTIVATIONS, taken
-from oracle import ACTIVATIONS, Product, check_all, check_repeats, dtype_of
+from oracle import ACTIVATIONS, Product, check_all, check_repeats, dtype_of, with_options
 
 import jaxgemm
 from jaxgemm.choice.resolve import candidates
@@ -51,33 +53,36 @@ def test_every_tile(tile_m, tile_n, schedule, blocks, swap, rng):
     options = {"tile_m": tile_m, "tile_n": tile_n, "schedule": schedule, "swap": swap, "blocks": blocks}
     rows, cols = (2 * tile_m + 24, 2 * tile_n + 40)
     m, n = (cols + 3, rows) if swap == 2 else (rows + 3, cols)
-    for epilogue, k in itertools.product(EPILOGUES, (40, 200)):
-        layouts = taken(("NN", "TT"), tile_n, swap)
-        products = [Product.random(rng, (m, n, k), BF16, layout, **epilogue) for layout in layouts]
-        check_all(products, "sm90", **options)
+    layouts = taken(("NN", "TT"), tile_n, swap)
+    products = [
+        Product.random(rng, (m, n, k), BF16, layout, **epilogue)
+        for epilogue, k, layout in itertools.product(EPILOGUES, (40, 200), layouts)
+    ]
+    check_all(products, "sm90", **options)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("types", [BF16, F16], ids=lambda types: types[0])
 def test_several_tiles_a_block(types, rng):
     """A block's later tiles have another bias and C, and take turns with it where they are ping-pong ones."""
+    shape, epilogue = (2500, 2504, 96), {"bias": True, "activation": "gelu"}
     for tile, cluster in itertools.product(SCHEDULES, ((1, 1), (2, 1), (1, 2))):
         options = tile | {"cluster_m": cluster[0], "cluster_n": cluster[1]}
-        for beta in (0.0, 0.75):
-            product = Product.random(rng, (2500, 2504, 96), types, bias=True, activation="gelu", beta=beta)
-            check_all([product], "sm90", **options)
+        check_all([Product.random(rng, shape, types, **epilogue, beta=x) for x in (0.0, 0.75)], "sm90", **options)
 
 
 @pytest.mark.gpu
 def test_batches(rng):
     """One bias for all products of a batch, and for each its part of C."""
+    every = []
     for tile, swap in itertools.product(SCHEDULES, (1, 2)):
         shape, batches = (200, 264, 72), ((3,), (3,))
         products = [
             Product.random(rng, shape, BF16, "NN", batches, bias=True, activation="silu", beta=beta)
             for beta in (0.0, -1.0)
         ]
-        check_all(products, "sm90", **tile, swap=swap)
+        every += with_options(products, **tile, swap=swap)
+    check_all(every, "sm90")
 
 
 @pytest.mark.gpu
@@ -90,13 +95,15 @@ def test_every_value(types, activation):
     """
     kind = dtype_of(types[0])
     values = np.arange(1 << 16, dtype=np.uint16).view(kind)
-    zeros = jnp.zeros((16, 8), kind), jnp.zeros((8, 1 << 16), kind)
+    zeros = array(np.zeros((16, 8)), kind), array(np.zeros((8, 1 << 16)), kind)
     info = jnp.finfo(kind)
     eps, least = float(info.eps), float(info.smallest_subnormal if kind == np.float16 else info.smallest_normal)
-    for seed, swap in enumerate((1, 1, 2, 2)):
-        bias = np.random.default_rng(seed).permutation(values) if seed % 2 else values
-        gemm = partial(jaxgemm.gemm, kernel="sm90", tile_m=128, tile_n=128, swap=swap)
-        result = np.asarray(gemm(*zeros, bias=jnp.asarray(bias), activation=activation))
+    gemm = partial(jaxgemm.gemm, kernel="sm90", tile_m=128, tile_n=128, activation=activation)
+    program = jax.jit(lambda a, b, bias: [gemm(a, b, bias=bias, swap=swap) for swap in (1, 2)])
+    given = [np.random.default_rng(seed).permutation(values) if seed % 2 else values for seed in range(4)]
+    results = [(given[i], program(*zeros, array(given[i]))[i // 2]) for i in range(4)]
+    for bias, result in results:
+        result = np.asarray(result)
         with np.errstate(invalid="ignore"):  # NaN
             result, x = result.astype(np.float64), bias.astype(np.float64)
             exact = ACTIVATIONS[activation](x)

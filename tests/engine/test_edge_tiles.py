@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from cases import LAYOUTS, taken
-from oracle import Product, check_all
+from oracle import Product, check_all, with_options
 
 from jaxgemm.choice.resolve import candidates
 from jaxgemm.kernels import H200, configuration, find_kernel
@@ -34,6 +34,7 @@ def products(rng, edge, swap, layouts=("NN", "NT", "TN")):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("tile_m", "tile_n"), TILES)
 def test_narrow_columns(tile_m, tile_n, rng):
+    every = []
     for swap, rest in itertools.product((1, 2), (1, 40, 64)):
         for clusters in ((1, 1), (2, 1), (1, 2), (4, 2), (2, 4)):
             if tile_n % (8 * clusters[0]):
@@ -41,21 +42,21 @@ def test_narrow_columns(tile_m, tile_n, rng):
             options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
             options |= {"cluster_m": clusters[0], "cluster_n": clusters[1]}
             layouts = taken(("NT",) if rest == 40 else ("NN", "NT"), tile_n, swap)
-            check_all(products(rng, 2 * tile_n + rest, swap, layouts[:1]), "sm90", **options)
+            every += with_options(products(rng, 2 * tile_n + rest, swap, layouts[:1]), **options)
+    check_all(every, "sm90")
 
 
 @pytest.mark.gpu
 def test_narrow_columns_with_all_else(rng):
     """Split along k, batched, with an epilogue, alone in the product, and more tiles than the machine has blocks."""
     tile = {"tile_m": 128, "tile_n": 256}
-    check_all(products(rng, 300, 1), "sm90", **tile, split_k=2)
-    check_all(products(rng, 24, 1), "sm90", **tile)
-    batches = [Product.random(rng, (130, 264, 72), TYPES, layout, ((3,), (3,))) for layout in ("NN", "TT")]
-    check_all(batches, "sm90", **tile)
+    every = products(rng, 24, 1)
+    every += [Product.random(rng, (130, 264, 72), TYPES, layout, ((3,), (3,))) for layout in ("NN", "TT")]
     epilogue = {"alpha": 0.5, "beta": 2.0, "bias": True, "activation": "gelu"}
-    check_all([Product.random(rng, (130, 261, 72), TYPES, **epilogue)], "sm90", **tile)
-    for shape in ((2049, 2049, 64), (129, 20000, 40), (20000, 129, 40)):
-        check_all([Product.random(rng, shape, TYPES)], "sm90", **tile)
+    every += [Product.random(rng, (130, 261, 72), TYPES, **epilogue)]
+    every += [Product.random(rng, s, TYPES) for s in ((2049, 2049, 64), (129, 20000, 40), (20000, 129, 40))]
+    every = with_options(every, **tile)
+    check_all([*every, *with_options(products(rng, 300, 1), **tile, split_k=2)], "sm90")
 
 
 @pytest.mark.gpu
@@ -81,13 +82,15 @@ def test_narrow_columns_after_all_others(tile_m, tile_n, schedule, cluster_m, gr
 @pytest.mark.parametrize(("tile_m", "tile_n"), CUT)
 def test_cut_tiles(tile_m, tile_n, swap, clusters, rng):
     """Rows and columns of every layout that fill one tile, or several, but for any part of the last."""
+    every = []
     for rows, columns in ((-1, 9), (17, -25), (-56, -1), (40, 33)):
         high, wide = (clusters[0] + 1) * tile_m + rows, (clusters[1] + 1) * tile_n + columns % tile_n
         shape = (wide, high, 136) if swap == 2 else (high, wide, 136)
         options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
         options |= {"cluster_m": clusters[0], "cluster_n": clusters[1]}
         layouts = taken(LAYOUTS, tile_n, swap)
-        check_all([Product.random(rng, shape, TYPES, layout) for layout in layouts], "sm90", **options)
+        every += [Product.random(rng, shape, TYPES, layout) for layout in layouts]
+    check_all(every, "sm90", **options)
 
 
 @pytest.mark.gpu
@@ -96,10 +99,12 @@ def test_cut_tiles(tile_m, tile_n, swap, clusters, rng):
 def test_strips_that_overlap(tile_m, tile_n, swap, rng):
     """Of whole vectors or not, of 16 bits or fp32, with all that an epilogue adds, in whole tiles and a cut one."""
     options = {"tile_m": tile_m, "tile_n": tile_n, "swap": swap}
+    every = []
     for types, epilogue in itertools.product((TYPES, WIDE), ({}, {"bias": True, "activation": "gelu", "beta": 0.5})):
         for columns in (tile_n + 40, 2 * tile_n - 8, 2 * tile_n - 13, 2 * tile_n):
             shape = (columns, 139, 72) if swap == 2 else (139, columns, 72)
-            check_all([Product.random(rng, shape, types, "NT", **epilogue)], "sm90", **options)
+            every.append(Product.random(rng, shape, types, "NT", **epilogue))
+    check_all(every, "sm90", **options)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from oracle import Product, check_all, check_repeats, check_special_values
+from oracle import Product, check_all, check_repeats, check_special_values, with_options
 
 import jaxgemm
 from jaxgemm.kernels import find_kernel
@@ -35,17 +35,18 @@ def columns_or_rows(shape, swap):
 @pytest.mark.parametrize("swap", [1, 2])
 @pytest.mark.parametrize("tile", TILES)
 def test_layouts(tile, swap, rng):
-    for shape in SHAPES:
-        check_all(products(rng, columns_or_rows(shape, swap)), "sm90", **options(tile, swap))
+    every = [p for shape in SHAPES for p in products(rng, columns_or_rows(shape, swap))]
+    check_all(every, "sm90", **options(tile, swap))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", TILES)
 def test_pitches(tile, rng):
     """By how much rows differ in where they begin: by any even number, by nothing, and by all."""
+    every = []
     for n in (1001, 1002, 1003, 1004, 1005, 1006, 1007, 1008):
-        check_all(products(rng, (40, n, 200), ("NN", "TN")), "sm90", **options(tile))
-        check_all(products(rng, (40, 200, n), ("NT", "TT")), "sm90", **options(tile))
+        every += products(rng, (40, n, 200), ("NN", "TN")) + products(rng, (40, 200, n), ("NT", "TT"))
+    check_all(every, "sm90", **options(tile))
 
 
 @pytest.mark.gpu
@@ -53,21 +54,25 @@ def test_pitches(tile, rng):
 @pytest.mark.parametrize("tile", TILES)
 def test_lines(tile, along_k, rng):
     """Lines come by eights: any number of them, of a tile and of less than eight."""
+    every = []
     for lines in (*range(1, 9), *range(257, 264)):
         shape, layouts = ((40, lines, 203), ("NT", "TT")) if along_k else ((40, 203, lines), ("NN", "TN"))
-        check_all(products(rng, shape, layouts), "sm90", **options(tile))
+        every += products(rng, shape, layouts)
+    check_all(every, "sm90", **options(tile))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("types", [BF16, F16], ids=lambda types: types[0])
 def test_epilogues(types, rng):
     epilogues = ({"bias": True}, {"bias": True, "activation": "gelu", "alpha": 0.5}, {"beta": -0.5}, {"alpha": 2.0})
+    every = []
     for tile, epilogue in itertools.product(TILES, epilogues):
         # Results of unaligned rows, and of aligned ones.
-        check_all(products(rng, (70, 261, 136), ("NN", "TN"), types, **epilogue), "sm90", **options(tile))
-        check_all(products(rng, (70, 264, 131), ("NT", "TT"), types, **epilogue), "sm90", **options(tile))
+        given = products(rng, (70, 261, 136), ("NN", "TN"), types, **epilogue)
+        given += products(rng, (70, 264, 131), ("NT", "TT"), types, **epilogue)
+        every += with_options(given, **options(tile))
     single = next(row for row in ROW.types if row[0] == types[0] and row[2] == "float32")
-    check_all(products(rng, (70, 261, 131), types=single), "sm90", **options(TILES[1]))
+    check_all([*every, *with_options(products(rng, (70, 261, 131), types=single), **options(TILES[1]))], "sm90")
 
 
 @pytest.mark.gpu
@@ -82,8 +87,10 @@ def test_batches(tile, rng):
 
 @pytest.mark.gpu
 def test_splits_and_grids(rng):
+    every = []
     for tile, split_k in itertools.product(TILES, (2, 3, 5)):
-        check_all(products(rng, (33, 261, 1291), ("NN", "NT")), "sm90", **options(tile, split_k=split_k))
+        every += with_options(products(rng, (33, 261, 1291), ("NN", "NT")), **options(tile, split_k=split_k))
+    check_all(every, "sm90")
     for grid, height in itertools.product((1, 2), (1, 2, 8)):
         shape = (519, 4099, 333)
         check_all(products(rng, shape, ("NN",)), "sm90", **options(TILES[1], grid=grid, walk_height=height))

@@ -2,10 +2,10 @@
 
 import cases
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from arrays import array
 
 from jaxgemm.epilogue import ACTIVATIONS
 
@@ -19,9 +19,9 @@ def test_the_oracle_has_every_activation():
 def test_values_and_slopes(name):
     x = np.linspace(-9, 9, 1800)  # not at 0, where relu has no slope
     ours, theirs = ACTIVATIONS[name], oracle.ACTIVATIONS[name]
-    np.testing.assert_allclose(np.asarray(ours(jnp.asarray(x))), theirs(x), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(np.asarray(ours(array(x))), theirs(x), rtol=1e-12, atol=1e-14)
     for function in filter(None, (ours, ours.plain)):
-        slopes = jax.vmap(jax.grad(function))(jnp.asarray(x))
+        slopes = jax.vmap(jax.grad(function))(array(x))
         np.testing.assert_allclose(slopes, (theirs(x + 1e-6) - theirs(x - 1e-6)) / 2e-6, atol=1e-8)
         assert np.abs(slopes).max() <= oracle.STEEPEST
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax import linen as nn
 from flax import nnx
 from jax import lax
@@ -48,7 +49,7 @@ NAMED = "kernel 'host': precision DotAlgorithm"
 @pytest.mark.parametrize(("dtype", "algorithm", "preset", "sums"), KEPT)
 def test_an_algorithm_of_ours(dtype, algorithm, preset, sums, rng):
     product = Product.random(rng, (5, 6, 70), (dtype, dtype, sums, sums))
-    arrays = [jnp.asarray(x) for x in (product.a, product.b)]
+    arrays = [array(x) for x in (product.a, product.b)]
     results = [
         jaxgemm.gemm(*arrays, out_dtype=sums, precision=algorithm, kernel="host"),
         jaxgemm.matmul(*arrays, preferred_element_type=sums, precision=algorithm, kernel="host"),
@@ -105,14 +106,14 @@ def test_auto_hands_it_to_xla_as_lax_does(dtype, algorithm):
 
 def test_overlapped_products_have_derivatives():
     """As lax's: the cotangent is wider than the operands."""
-    x = jnp.asarray(np.linspace(-1, 1, 16).reshape(4, 4), jnp.bfloat16)
+    x = array(np.linspace(-1, 1, 16).reshape(4, 4), jnp.bfloat16)
 
     def gradients(body, kernel):
         body = partial(
             body, axis_name="t", precision="BF16_BF16_F32", preferred_element_type=jnp.float32, kernel=kernel
         )
         mapped = jax.shard_map(body, mesh=mesh((2,), ("t",)), in_specs=(P("t"), P()), out_specs=P("t"))
-        return jax.grad(lambda x, w: jnp.sum(mapped(x, w)), (0, 1))(x, x)
+        return jax.jit(jax.grad(lambda x, w: jnp.sum(mapped(x, w)), (0, 1)))(x, x)
 
     def plain(x, w, *, axis_name, kernel, **how):
         del kernel
@@ -156,7 +157,7 @@ def test_override_leaves_it():
 @pytest.mark.parametrize("name", ["DEFAULT", lax.DotAlgorithmPreset.DEFAULT], ids=["name", "preset"])
 def test_the_preset_default_is_a_precision(name):
     """In every function, and whatever jax's configuration asks for where nothing else does."""
-    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), jnp.array([2, 2])
+    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), array([2, 2])
     rows = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
     overlapped = [
         jax.shard_map(
@@ -204,7 +205,7 @@ def test_what_is_a_pair_and_what_is_not():
 @pytest.mark.parametrize(("dtype", "preset"), [("bfloat16", "BF16_BF16_F32"), ("float32", "F32_F32_F32")])
 def test_derivatives_of_an_algorithm_are_lax_own(kernel, dtype, preset, rng):
     """The cotangent is wider than the operands, which the algorithm then rounds, not we."""
-    x, y = (jnp.asarray(rng.standard_normal(s), dtype) for s in ((5, 7), (7, 6)))
+    x, y = (array(rng.standard_normal(s), dtype) for s in ((5, 7), (7, 6)))
 
     def gradients(dot_general):
         def loss(x, y):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -69,7 +70,7 @@ def test_rows(types, by_kernel, rng):
         forward = jax.jit(mlp(jaxgemm.gemm))
         assert calls(forward.lower(*placed).compile().as_text()) == by_kernel
         assert not traffic(forward, *placed).calls
-        assert_close(forward(*placed), mlp(jnp.dot)(*(jnp.asarray(x, jnp.float64) for x in arrays)))
+        assert_close(forward(*placed), mlp(jnp.dot)(*(array(x, np.float64) for x in arrays)))
 
         def step(product):
             return jax.jit(jax.grad(lambda *args: jnp.sum(mlp(product)(*args) ** 2), (0, 1, 2)))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 
 import jaxgemm
@@ -81,13 +82,13 @@ FLOATS = ("float32", "float64", "bfloat16", "float16")
 def operands(rng, shapes, dtype):
     kind = jnp.dtype(dtype)
     if jnp.issubdtype(kind, jnp.complexfloating):
-        return [jnp.asarray(rng.standard_normal(s) + 1j * rng.standard_normal(s), kind) for s in shapes]
+        return [array(rng.standard_normal(s) + 1j * rng.standard_normal(s), kind) for s in shapes]
     if jnp.issubdtype(kind, jnp.inexact):
-        return [jnp.asarray(rng.standard_normal(s), kind) for s in shapes]
+        return [array(rng.standard_normal(s), kind) for s in shapes]
     if dtype == "bool":
-        return [jnp.asarray(rng.integers(0, 2, s), kind) for s in shapes]
+        return [array(rng.integers(0, 2, s), kind) for s in shapes]
     low = 0 if jnp.issubdtype(kind, jnp.unsignedinteger) else -9
-    return [jnp.asarray(rng.integers(low, 9, s), kind) for s in shapes]
+    return [array(rng.integers(low, 9, s), kind) for s in shapes]
 
 
 def tolerance(dtype, steps=16):
@@ -109,14 +110,21 @@ def test_einsum(equation, kernel, rng):
     spec, *shapes = equation
     dot_general = functools.partial(jaxgemm.dot_general, kernel=kernel)
     # XLA on CPU has no product of bfloat16 in some of the layouts that broadcasting gives.
-    for dtype in ("float32",) if "..." in spec else ("float32", "bfloat16"):
-        args = operands(rng, shapes, dtype)
-        expected = jnp.einsum(spec, *args, preferred_element_type="float32")
-        got = jnp.einsum(spec, *args, _dot_general=dot_general, preferred_element_type="float32")
-        same(got, expected)
+    every = [operands(rng, shapes, t) for t in (("float32",) if "..." in spec else ("float32", "bfloat16"))]
     args = operands(rng, shapes, "float64")
-    got = jnp.einsum(spec, *args, _dot_general=dot_general)
-    same(got, jnp.asarray(np.einsum(spec, *map(np.asarray, args))))
+
+    @jax.jit
+    def program(every, args):
+        both = [
+            [jnp.einsum(spec, *given, **how, preferred_element_type="float32") for given in every]
+            for how in ({}, {"_dot_general": dot_general})
+        ]
+        return *both, jnp.einsum(spec, *args, _dot_general=dot_general)
+
+    theirs, ours, got = program(every, args)
+    for one, expected in zip(ours, theirs, strict=True):
+        same(one, expected)
+    same(got, array(np.einsum(spec, *map(np.asarray, args))))
 
 
 @pytest.mark.parametrize("spec", ["bqhd,bkhd->bhqk", "bthk,dkh->btd", "cabd,dbcae->abce", "abc,cd,de->abe"])
@@ -141,20 +149,29 @@ def test_dimension_numbers(case, rng):
     if dims[0] == ((-1,), (-2,)):
         positive = (((2,), (1,)), ((0,), (0,)))
     x, y = operands(rng, shapes, "float64")
-    expected = lax.dot_general(x, y, positive)
     lists = [[list(axes) for axes in pair] for pair in dims]
-    for kernel in KERNELS:
-        same(jaxgemm.dot_general(x, y, dims, kernel=kernel), expected)
-        same(jaxgemm.dot_general(x, y, lists, kernel=kernel), expected)
 
     def loss(x, y, product):
         return jnp.sum(jnp.sin(product(x, y)))
 
     def gradient(product):
-        return jax.jit(jax.grad(functools.partial(loss, product=product), (0, 1)))(x, y)
+        return jax.grad(functools.partial(loss, product=product), (0, 1))(x, y)
 
-    ours = gradient(lambda x, y: jaxgemm.dot_general(x, y, dims, kernel="host"))
-    for got, want in zip(ours, gradient(lambda x, y: lax.dot_general(x, y, positive)), strict=True):
+    @jax.jit
+    def program(x, y):
+        ours = [jaxgemm.dot_general(x, y, given, kernel=kernel) for kernel in KERNELS for given in (dims, lists)]
+        our_gradient = gradient(lambda x, y: jaxgemm.dot_general(x, y, dims, kernel="host"))
+        return (
+            lax.dot_general(x, y, positive),
+            ours,
+            our_gradient,
+            gradient(lambda x, y: lax.dot_general(x, y, positive)),
+        )
+
+    expected, found, ours, theirs = program(x, y)
+    for got in found:
+        same(got, expected)
+    for got, want in zip(ours, theirs, strict=True):
         same(got, want)
 
 
@@ -164,9 +181,11 @@ MATMUL = (((1,), (0,)), ((), ()))
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8", "uint8", "int16", "int32", "uint32", "int64", "complex64", "bool"])
 def test_element_types(dtype, rng):
     x, y = operands(rng, ((5, 70), (70, 6)), dtype)
-    for preferred in (None, dtype):
-        got = jaxgemm.dot_general(x, y, MATMUL, preferred_element_type=preferred)
-        same(got, lax.dot_general(x, y, MATMUL, preferred_element_type=preferred))
+    products = jaxgemm.dot_general, lax.dot_general
+    both = [{"preferred_element_type": preferred} for preferred in (None, dtype)]
+    program = jax.jit(lambda x, y: [[f(x, y, MATMUL, **given) for f in products] for given in both])
+    for got, expected in program(x, y):
+        same(got, expected)
 
 
 @pytest.mark.parametrize(
@@ -225,14 +244,16 @@ PRECISIONS = (
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_precisions(precision, kernel, rng):
     x, y = operands(rng, ((5, 70), (70, 6)), "float32")
-    expected = lax.dot_general(x, y, MATMUL, precision=precision)
-    for got in (
-        jaxgemm.dot_general(x, y, MATMUL, precision, kernel=kernel),
-        jaxgemm.dot_general(x, y, MATMUL, precision=precision, kernel=kernel),
-        jnp.einsum(
-            "ij,jk->ik", x, y, precision=precision, _dot_general=functools.partial(jaxgemm.dot_general, kernel=kernel)
-        ),
-    ):
+    ours = functools.partial(jaxgemm.dot_general, kernel=kernel)
+
+    @jax.jit
+    def program(x, y):
+        einsum = jnp.einsum("ij,jk->ik", x, y, precision=precision, _dot_general=ours)
+        found = ours(x, y, MATMUL, precision), ours(x, y, MATMUL, precision=precision), einsum
+        return lax.dot_general(x, y, MATMUL, precision=precision), found
+
+    expected, found = program(x, y)
+    for got in found:
         same(got, expected, 1e-4)
 
 
@@ -265,7 +286,7 @@ def test_algorithm_presets(dtype, preset, rng):
     expected = np.asarray(x, np.float64) @ np.asarray(y, np.float64)
     for given in (preset, lax.DotAlgorithmPreset[preset]):
         got = jaxgemm.dot_general(x, y, MATMUL, given, wide, kernel="host")
-        same(got, jnp.asarray(expected, wide), tolerance(jnp.dtype(wide), 256))
+        same(got, array(expected, wide), tolerance(jnp.dtype(wide), 256))
 
 
 def test_algorithms_that_no_kernel_computes_are_refused(rng):
@@ -284,7 +305,7 @@ def test_x64_on_and_off(x64, kernel, rng):
     a, b = rng.standard_normal((5, 7)), rng.standard_normal((7, 6))
     with jax.enable_x64(x64):
         got = jaxgemm.dot_general(a, b, MATMUL, kernel=kernel)
-        same(got, lax.dot_general(jnp.asarray(a), jnp.asarray(b), MATMUL))
+        same(got, lax.dot_general(array(a), array(b), MATMUL))
         assert got.dtype == (jnp.float64 if x64 else jnp.float32)
         got = jnp.einsum("ij,jk", a, b, _dot_general=functools.partial(jaxgemm.dot_general, kernel=kernel))
         same(got, jnp.einsum("ij,jk", a, b))
@@ -293,7 +314,7 @@ def test_x64_on_and_off(x64, kernel, rng):
                 warnings.simplefilter("ignore")  # JAX says that float64 is not available
                 wide = {"preferred_element_type": "float64"}
                 got = jaxgemm.dot_general(a, b, MATMUL, **wide, kernel=kernel)
-                same(got, lax.dot_general(jnp.asarray(a), jnp.asarray(b), MATMUL, **wide))
+                same(got, lax.dot_general(array(a), array(b), MATMUL, **wide))
 
 
 def test_every_argument_by_position_and_by_name(rng):

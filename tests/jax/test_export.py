@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding
@@ -28,7 +29,7 @@ def layer(kernel="host"):
 
 
 def operands(rng, m=12):
-    return tuple(jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((m, 20), (20, 16), (16,)))
+    return tuple(array(rng.standard_normal(s), np.float32) for s in ((m, 20), (20, 16), (16,)))
 
 
 def structs(args):
@@ -142,7 +143,7 @@ def test_persistent_cache(kernel, rng, tmp_path):
 def test_donation(kernel, rng):
     """A donated c makes room for the result; its values are read before they are overwritten."""
     a, b, _ = operands(rng)
-    c = jnp.asarray(rng.standard_normal((12, 16)), jnp.float32)
+    c = array(rng.standard_normal((12, 16)), np.float32)
     expected = jaxgemm.gemm(a, b, c, beta=-1.0, kernel=kernel)
     update = jax.jit(lambda a, b, c: jaxgemm.gemm(a, b, c, beta=-1.0, kernel=kernel), donate_argnums=2)
     given = jnp.array(c)
@@ -229,7 +230,7 @@ def _saved(policy, f, *args):
 
 def test_policies_see_products(rng):
     policies = jaxgemm.checkpoint_policies
-    x, w = (jnp.asarray(rng.standard_normal((8, 8)), jnp.float32) for _ in range(2))
+    x, w = (array(rng.standard_normal((8, 8)), np.float32) for _ in range(2))
 
     def two(x, w):
         return jaxgemm.matmul(jnp.sin(jaxgemm.matmul(jnp.sin(x), w)), w)
@@ -246,7 +247,7 @@ def test_policies_see_products(rng):
 
 def test_policies_agree_with_jaxs(rng):
     """The same policy saves the same values of the same model, whichever products it is written with."""
-    x, w = (jnp.asarray(rng.standard_normal((8, 8)), jnp.float32) for _ in range(2))
+    x, w = (array(rng.standard_normal((8, 8)), np.float32) for _ in range(2))
 
     def residuals(dot, policy):
         def f(x, w):
@@ -262,7 +263,7 @@ def test_policies_agree_with_jaxs(rng):
 
 def test_offloading_policy(rng):
     """The first product's result, and nothing else, goes to the other memory and comes back."""
-    x, w = (jnp.asarray(rng.standard_normal((8, 8)), jnp.float32) for _ in range(2))
+    x, w = (array(rng.standard_normal((8, 8)), np.float32) for _ in range(2))
 
     def moved(dot, policies):
         policy = policies.offload_dot_with_no_batch_dims("device", "pinned_host")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export, lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -71,7 +72,7 @@ def test_devices_that_are_absent(types, name, rng):
     with jax.set_mesh(on):
         placed = [put(x, on, P("x") if i == 0 else P()) for i, x in enumerate(operands)]
         got = jax.jit(exported.call)(*placed)
-    assert_close(got, theirs(*(jnp.asarray(x) for x in operands)))
+    assert_close(got, theirs(*(array(x) for x in operands)))
 
 
 def test_a_kernel_by_name_on_devices_that_are_absent(rng):
@@ -106,4 +107,4 @@ def test_gradients_of_exported_programs(types, name, rng):
         loss = lambda f: lambda x, w, e: jnp.sum(jnp.sin(f(x, w, e, placed[3])))  # noqa: E731
         got = jax.jit(jax.grad(loss(exported.call), (0, 1, 2)))(*placed[:3])
     want = jax.grad(lambda *args: jnp.sum(jnp.sin(theirs(*args, jnp.asarray(sizes)))), (0, 1, 2))
-    assert_close(got, want(*(jnp.asarray(v) for v in (x, w, e))))
+    assert_close(got, want(*(array(v) for v in (x, w, e))))

@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from arrays import array
 from jax import lax
 from layers import close, products, same_bits, shaken
 
@@ -27,7 +28,7 @@ KERNELS = ("auto", "host")
 
 @pytest.fixture
 def x(rng):
-    return jnp.asarray(rng.standard_normal((3, 5, 8)), jnp.float32)
+    return array(rng.standard_normal((3, 5, 8)), "float32")
 
 
 # --- linen ----------------------------------------------------------------------------------------------------

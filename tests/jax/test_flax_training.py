@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from layers import products, same_bits
 
 from jaxgemm.override import override
@@ -50,10 +51,10 @@ def train(params, apply, penalty=None, epochs=12, rate=2e-3, batch=50):
         (params, state), losses = jax.lax.scan(step, (params, state), order)
         return params, state, losses
 
-    images, labels = jnp.asarray(images), jnp.asarray(labels)
+    images, labels = array(images), array(labels)
     state, losses, rng = optimizer.init(params), [], np.random.default_rng(1)
     for _ in range(epochs):
-        order = jnp.asarray(rng.permutation(len(labels)).reshape(-1, batch))
+        order = array(rng.permutation(len(labels)).reshape(-1, batch))
         params, state, values = epoch(params, state, order)
         losses.append(np.asarray(values))
     accuracy = np.mean(np.argmax(apply(params, test_images), -1) == test_labels)

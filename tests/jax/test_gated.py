@@ -1,7 +1,5 @@
 """gated_gemm: activation(x w_gate) * (x w_up), under every transformation, and right whatever computes it."""
 
-from __future__ import annotations
-
 import re
 
 import cases
@@ -9,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -31,7 +30,7 @@ EPS = {"float32": 2e-5, "float64": 1e-13, "bfloat16": 2e-2, "float16": 2e-3}
 
 def operands(rng, *, rows=(5,), k=12, n=7, dtype="float64"):
     shapes = (*rows, k), (k, n), (k, n)
-    return tuple(jnp.asarray(rng.standard_normal(s) / (1 if i == 0 else k**0.5), dtype) for i, s in enumerate(shapes))
+    return tuple(array(rng.standard_normal(s) / (1 if i == 0 else k**0.5), dtype) for i, s in enumerate(shapes))
 
 
 def theirs(activation="silu"):
@@ -108,7 +107,7 @@ def test_operands_of_different_types_are_promoted(rng):
 @kernels
 def test_leading_dimensions(kernel, rng):
     _, gate, up = operands(rng)
-    xs = [jnp.asarray(rng.standard_normal((*rows, 12))) for rows in ((), (1,), (2, 3), (2, 1, 4))]
+    xs = [array(rng.standard_normal((*rows, 12))) for rows in ((), (1,), (2, 3), (2, 1, 4))]
 
     def program(f):
         return jax.jit(lambda xs: [(f(x, gate, up), jax.grad(scalar(f), EVERY)(x, gate, up)) for x in xs])(xs)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jaxprs import equations
 from meshes import assert_close
 from pairs import exact
@@ -26,7 +27,7 @@ EPS = {"float32": 2e-5, "bfloat16": 2e-2}
 
 def operands(rng, dtype, rows=5, k=12, n=7):
     shapes = (rows, k), (k, n), (k, n)
-    return tuple(jnp.asarray(rng.standard_normal(s) / (1 if i == 0 else k**0.5), dtype) for i, s in enumerate(shapes))
+    return tuple(array(rng.standard_normal(s) / (1 if i == 0 else k**0.5), dtype) for i, s in enumerate(shapes))
 
 
 @pytest.mark.parametrize("precision", ["highest", "F32_F32_F32", None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from arrays import array
 from jax.experimental import jet
 from meshes import assert_close
 from twins import JNP
@@ -21,8 +22,8 @@ ACTIVATIONS["relu"] = lambda x: jnp.maximum(x, 0)
 
 def compare(ours, theirs, rng, *shapes, order=3, dtype=jnp.float64, rtol=1e-11):
     """Both series agree, eagerly and compiled."""
-    primals = [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
-    series = [[jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(order)] for shape in shapes]
+    primals = [array(rng.standard_normal(shape), dtype) for shape in shapes]
+    series = [[array(rng.standard_normal(shape), dtype) for _ in range(order)] for shape in shapes]
     expected = jet.jet(theirs, primals, series)
     for f in (jet.jet, jax.jit(jet.jet, static_argnums=0)):
         got = f(ours, primals, series)
@@ -38,7 +39,7 @@ def test_matmul(order, kernel, rng):
 
 @kernels
 def test_one_operand_moves(kernel, rng):
-    w = jnp.asarray(rng.standard_normal((4, 5)))
+    w = array(rng.standard_normal((4, 5)))
     compare(lambda a: jaxgemm.matmul(a, w, kernel=kernel), lambda a: a @ w, rng, (3, 4))
     compare(lambda w: jaxgemm.gemm(w, w, transpose_b=True, kernel=kernel), lambda w: w @ w.T, rng, (4, 5))
 
@@ -86,20 +87,20 @@ def test_where_relu_bends(kernel):
         assert slope == jax.jvp(f, (z,), (one,))[1] == 0.0
 
 
-SIZES = jnp.array([2, 0, 4])
+SIZES = array([2, 0, 4])
 SHAPES = (9, 4), (3, 4, 5), (3, 4, 5)
 
 
 def by_groups(x, w, bias=0):
     """As ``ragged_dot``, for SIZES and finite numbers; a bias is of all rows."""
-    own = jnp.array([0, 0, 2, 2, 2, 2])
+    own = jnp.asarray([0, 0, 2, 2, 2, 2])
     return jnp.concatenate([jnp.einsum("mk,mkn->mn", x[:6], w[own]) + bias, jnp.zeros((x.shape[0] - 6, w.shape[2]))])
 
 
 @pytest.mark.parametrize("order", [0, 1, 3])
 def test_groups(order, rng):
     compare(lambda x, w: jaxgemm.ragged_dot(x, w, SIZES), by_groups, rng, *SHAPES[:2], order=order)
-    w = jnp.asarray(rng.standard_normal(SHAPES[1]))
+    w = array(rng.standard_normal(SHAPES[1]))
     each = jax.vmap(lambda x: jaxgemm.ragged_dot(x, w, SIZES, activation="tanh"))
     theirs = jax.vmap(lambda x: jnp.tanh(by_groups(x, w)))
     compare(each, theirs, rng, (2, *SHAPES[0]), order=order)
@@ -150,7 +151,7 @@ def test_override(kernel, rng):
 @kernels
 def test_coefficients_are_higher_derivatives(kernel, rng):
     """Of a line through the operands: what jvp of jvp of jvp gives."""
-    a, b, da, db = (jnp.asarray(rng.standard_normal((4, 4))) for _ in range(4))
+    a, b, da, db = (array(rng.standard_normal((4, 4))) for _ in range(4))
 
     def along(t):
         return jaxgemm.gemm(a + t * da, b + t * db, activation="tanh", kernel=kernel)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax.sharding import PartitionSpec as P
 from jax.sharding import SingleDeviceSharding
 from meshes import mesh
@@ -118,7 +119,7 @@ SEEN_THROUGH = {
 def test_a_transposition_before_a_product_is_no_copy(name, rng):
     function, *shapes = SEEN_THROUGH[name]
     f = partial(function, partial(jaxgemm.matmul, kernel="host"))
-    x, w = (jnp.asarray(rng.standard_normal(shape)) for shape in shapes)
+    x, w = (array(rng.standard_normal(shape)) for shape in shapes)
     text = jax.jit(f).lower(x, w).as_text()
     call = next(line for line in text.splitlines() if "@jaxgemm_gemm" in line)
     assert set(re.findall(r"%\w+", call.partition("custom_call")[2])) == {"%arg0", "%arg1"}
@@ -132,7 +133,7 @@ def test_a_transposition_before_a_product_is_no_copy(name, rng):
 
 def test_axes_that_change_places_are_moved(rng):
     """The order of free axes is the result's."""
-    x, w = jnp.asarray(rng.standard_normal((4, 5, 8))), jnp.asarray(rng.standard_normal((8, 6)))
+    x, w = array(rng.standard_normal((4, 5, 8))), array(rng.standard_normal((8, 6)))
     f = lambda product, x, w: product(jnp.swapaxes(x, 0, 1), w)  # noqa: E731
     ours = jax.jit(partial(f, partial(jaxgemm.matmul, kernel="host")))
     np.testing.assert_allclose(ours(x, w), f(jnp.matmul, x, w), rtol=1e-12)

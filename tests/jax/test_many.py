@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export, lax
 from jax.experimental.jet import jet
 from jax.sharding import PartitionSpec as P
@@ -29,8 +30,8 @@ kernels = pytest.mark.parametrize("kernel", ["auto", "xla", "host"])
 
 
 def operands(rng, dtype="float64", shapes=SHAPES):
-    a = [jnp.asarray(rng.standard_normal((m, k)), dtype) for m, k, _ in shapes]
-    return a, [jnp.asarray(rng.standard_normal((k, n)), dtype) for _, k, n in shapes]
+    a = [array(rng.standard_normal((m, k)), dtype) for m, k, _ in shapes]
+    return a, [array(rng.standard_normal((k, n)), dtype) for _, k, n in shapes]
 
 
 def exact(a, b):
@@ -117,7 +118,7 @@ def test_transpositions_are_read_through(kernel, layout, rng):
         return jaxgemm.grouped_gemm(a, b, kernel=kernel)
 
     check(jax.jit(f)(*stored), exact(a, b))
-    cts = [jnp.asarray(rng.standard_normal(z.shape)) for z in f(*stored)]
+    cts = [array(rng.standard_normal(z.shape)) for z in f(*stored)]
     da, db = jax.jit(lambda *x: jax.vjp(f, *x)[1](cts))(*stored)
     check(da, [(ct @ y.T).T if t else ct @ y.T for ct, y, t in zip(cts, b, turn_a, strict=True)])
     check(db, [(x.T @ ct).T if t else x.T @ ct for ct, x, t in zip(cts, a, turn_b, strict=True)])

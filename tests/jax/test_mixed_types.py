@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax import linen as nn
 from flax import nnx
 from jax import lax
@@ -36,10 +37,10 @@ PAIRS = (
 
 def random(rng, shape, dtype):
     if dtype == "bool":
-        return jnp.asarray(rng.integers(0, 2, shape), dtype)
+        return array(rng.integers(0, 2, shape), dtype)
     if jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
-        return jnp.asarray(rng.integers(0 if dtype == "uint8" else -7, 7, shape), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return array(rng.integers(0 if dtype == "uint8" else -7, 7, shape), dtype)
+    return array(rng.standard_normal(shape), dtype)
 
 
 def wide(x):
@@ -71,8 +72,8 @@ def test_it_is_what_lax_computes(pair, preferred, rng):
         partial(f, dimension_numbers=MATMUL, preferred_element_type=preferred)
         for f in (jaxgemm.dot_general, lax.dot_general)
     )
-    expected = theirs(x, y)
-    for got in (ours(x, y), jax.jit(ours)(x, y), partial(ours, kernel="xla")(x, y)):
+    expected, *found = jax.jit(lambda x, y: [f(x, y) for f in (theirs, ours, partial(ours, kernel="xla"))])(x, y)
+    for got in (*found, ours(x, y)):
         same(got, expected)
     if jnp.issubdtype(expected.dtype, jnp.inexact):
         # XLA converts operands to the result's type first, so the bound is that of rounding them.
@@ -85,14 +86,16 @@ def test_it_is_what_lax_computes(pair, preferred, rng):
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_vmap(pair, rng):
     x, y = random(rng, (3, 5, 16), pair[0]), random(rng, (16, 3, 6), pair[1])
-    for axes, args in (((0, 1), (x, y)), ((0, None), (x, y[:, 0])), ((None, 1), (x[0], y))):
-        got, expected = (
-            jax.vmap(partial(f, dimension_numbers=MATMUL), axes)(*args) for f in (jaxgemm.dot_general, lax.dot_general)
-        )
-        if any(v.dtype.itemsize == 1 and jnp.issubdtype(v.dtype, jnp.floating) for v in args):
-            same(got, expected)  # short sums of these are exact in fp32, in any order
-        else:
-            near(got, expected, 16 * eps_of(got, jnp.ones((), jnp.float32)))
+
+    def mapped(f, x, y):
+        every = ((0, 1), (x, y)), ((0, None), (x, y[:, 0])), ((None, 1), (x[0], y))
+        return [jax.vmap(partial(f, dimension_numbers=MATMUL), axes)(*args) for axes, args in every]
+
+    got, expected = jax.jit(lambda x, y: [mapped(f, x, y) for f in (jaxgemm.dot_general, lax.dot_general)])(x, y)
+    if any(v.dtype.itemsize == 1 and jnp.issubdtype(v.dtype, jnp.floating) for v in (x, y)):
+        same(got, expected)  # short sums of these are exact in fp32, in any order
+    else:
+        near(got, expected, 16 * eps_of(*got, np.ones((), np.float32)))
 
 
 @pytest.mark.parametrize("preferred", [None, "float32"])
@@ -116,7 +119,7 @@ def test_derivatives(pair, preferred, rng):
         args = [(x, y)[i] for i in inexact]
         return jax.grad(loss, tuple(range(len(args))))(*args), jax.jvp(product, args, args)
 
-    ours, theirs = derivatives(jaxgemm.dot_general), derivatives(lax.dot_general)
+    ours, theirs = jax.jit(lambda: [derivatives(f) for f in (jaxgemm.dot_general, lax.dot_general)])()
     near(ours, theirs, 4 * eps_of(x, y, *jax.tree.leaves(theirs)))
 
 
@@ -136,11 +139,14 @@ def test_a_kernel_by_name_refuses_what_jnp_does_not_promote(pair, rng):
 def test_gemm_takes_two_types_of_8_bits(pair, rng):
     """Into float32, or int32; jnp widens such integers, and takes no two types of such floats."""
     x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
-    got = jaxgemm.gemm(x, y)
+    products = jax.jit(
+        lambda x, y: [f(x, y) for f in (jaxgemm.gemm, jaxgemm.matmul, jnp.matmul)[: 1 if pair in EIGHTS else 3]]
+    )
+    got, *rest = products(x, y)
     assert got.dtype == (np.float32 if pair in EIGHTS else np.int32)
     np.testing.assert_allclose(got, wide(x) @ wide(y), rtol=1e-6, atol=1e-5)
     if pair not in EIGHTS:
-        same(jaxgemm.matmul(x, y), jnp.matmul(x, y))
+        same(*rest)
 
 
 @pytest.mark.parametrize("preferred", [None, "float32", "float64"])
@@ -159,20 +165,23 @@ def test_a_kernel_by_name_has_them_in_one_type(pair, preferred, rng):
     x, y = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
     if (preferred, pair[0]) == ("float32", "float64"):
         preferred = None
-    expected = lax.dot_general(x, y, MATMUL, preferred_element_type=preferred)
-    for how in ({"kernel": "host"}, {"batch_invariant": True}):
-        got = jaxgemm.dot_general(x, y, MATMUL, preferred_element_type=preferred, **how)
+    expected = jax.eval_shape(
+        partial(lax.dot_general, dimension_numbers=MATMUL, preferred_element_type=preferred), x, y
+    )
+    ours = partial(jaxgemm.dot_general, dimension_numbers=MATMUL, preferred_element_type=preferred)
+    ways = {"kernel": "host"}, {"batch_invariant": True}
+    for got in jax.jit(lambda x, y: [ours(x, y, **how) for how in ways])(x, y):
         assert got.dtype == expected.dtype
         exact = wide(x) @ wide(y)
-        sums = 32 * min(eps_of(got), eps_of(jnp.float32(0)))
+        sums = 32 * min(eps_of(got), eps_of(np.float32(0)))
         assert (abs(wide(got) - exact) <= eps_of(got) * abs(exact) + sums * (abs(wide(x)) @ abs(wide(y)))).all()
 
 
 def test_integers_that_the_other_type_cannot_hold():
-    x, y = jnp.full((2, 2), 100003, jnp.int32), jnp.ones((2, 2), jnp.bfloat16)
+    x, y = array(np.full((2, 2), 100003), "int32"), array(np.ones((2, 2)), "bfloat16")
     for kernel in ("auto", "host"):
         got = jaxgemm.dot_general(x, y, MATMUL, preferred_element_type=jnp.float32, kernel=kernel)
-        np.testing.assert_array_equal(got, jnp.full((2, 2), 200006.0))
+        np.testing.assert_array_equal(got, np.full((2, 2), 200006.0))
 
 
 def test_types_that_lax_refuses():
@@ -194,20 +203,22 @@ def as_they_are(*values, **_):
 @pytest.mark.parametrize("activation", [None, "gelu"])
 def test_layers_pass_them_on(pair, activation, rng):
     x, w = random(rng, (5, 16), pair[0]), random(rng, (16, 6), pair[1])
-    out = lax.dot_general(x, w, MATMUL)
+    out = jax.eval_shape(partial(lax.dot_general, dimension_numbers=MATMUL), x, w)
     bias = random(rng, (6,), out.dtype)
     follow = (lambda v: v) if activation is None else jax.nn.gelu
-    variables = {"params": {"kernel": w, "bias": bias}}
+    variables, pairs = {"params": {"kernel": w, "bias": bias}}, []
     for name, args in (("Dense", (6,)), ("DenseGeneral", (6,))):
         ours = getattr(our_linen, name)(*args, promote_dtype=as_they_are, activation=activation)
         theirs = getattr(nn, name)(*args, promote_dtype=as_they_are)
-        near(ours.apply(variables, x), follow(theirs.apply(variables, x)), 2 * eps_of(out))
+        pairs.append((partial(ours.apply, variables), partial(theirs.apply, variables)))
     for name, args in (("Linear", (16, 6)), ("LinearGeneral", (16, 6))):
         theirs = getattr(nnx, name)(*args, promote_dtype=as_they_are, rngs=nnx.Rngs(0))
         ours = getattr(our_nnx, name)(*args, promote_dtype=as_they_are, activation=activation, rngs=nnx.Rngs(0))
         for layer in (ours, theirs):
             layer.kernel, layer.bias = nnx.Param(w), nnx.Param(bias)
-        near(ours(x), follow(theirs(x)), 2 * eps_of(out))
+        pairs.append((ours, theirs))
+    for got, expected in jax.jit(lambda x: [(ours(x), follow(theirs(x))) for ours, theirs in pairs])(x):
+        near(got, expected, 2 * eps_of(out))
     if pair in APART:
         named = our_linen.Dense(6, promote_dtype=as_they_are, kernel="host")
         with pytest.raises(jaxgemm.UnsupportedError, match=f"got {pair[0]} x {pair[1]}"):
@@ -252,10 +263,17 @@ def test_override_leaves_them(pair, rng):
 def test_sums_of_8_bit_floats(dtype, rng):
     """They are in fp32 for whatever is wider than the operands."""
     x, y, bias = random(rng, (5, 64), dtype), random(rng, (64, 6), dtype), random(rng, (6,), "float32")
-    got = jaxgemm.gemm(x, y, bias=bias, alpha=0.5, out_dtype=jnp.float32)
+
+    @jax.jit
+    def products(x, y, bias):
+        scaled = jaxgemm.gemm(x, y, bias=bias, alpha=0.5, out_dtype=jnp.float32)
+        theirs = lax.dot_general(x, y, MATMUL, preferred_element_type=jnp.float32)
+        return scaled, (jaxgemm.gemm(x, y), theirs), (jaxgemm.matmul(x, y), x @ y)
+
+    got, wide_ones, narrow_ones = products(x, y, bias)
     np.testing.assert_allclose(got, 0.5 * (wide(x) @ wide(y)) + wide(bias), rtol=1e-5, atol=1e-4)
-    near(jaxgemm.gemm(x, y), lax.dot_general(x, y, MATMUL, preferred_element_type=jnp.float32), 1e-6)
-    same(jaxgemm.matmul(x, y), x @ y)
+    near(*wide_ones, 1e-6)
+    same(*narrow_ones)
 
 
 def test_explain_says_whose_they_are():

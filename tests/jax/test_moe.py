@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jaxprs import equations
 from layers import close, same_bits
 from meshes import assert_close
@@ -107,7 +108,7 @@ def test_copies_are_added_up_in_float32(rng):
 
 def test_float64(rng):
     options = {"top_k": 2, "dtype": "float64", "param_dtype": "float64"}
-    params, x = initial(rng, **options), jnp.asarray(tokens(rng, 9), jnp.float64)
+    params, x = initial(rng, **options), array(tokens(rng, 9), np.float64)
     # The weights are float32 and nothing else is: with one expert a token they are 1.
     one = {**options, "top_k": 1}
     assert_close(apply(one, params, x)[0], expected(one, params, x)[0], 1e-13)
@@ -122,7 +123,7 @@ def test_precision(rng):
 
 
 def test_load_balancing_by_hand():
-    sizes, mean = jnp.array([3, 1, 0, 0]), jnp.array([0.5, 0.25, 0.25, 0.0])
+    sizes, mean = array([3, 1, 0, 0]), array([0.5, 0.25, 0.25, 0.0])
     assert _moe.load_balancing(sizes, mean) == 4 * (0.75 * 0.5 + 0.25 * 0.25)
 
 

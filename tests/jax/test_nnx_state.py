@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 
 import jaxgemm
 
@@ -58,7 +59,7 @@ def same(ours, theirs):
 
 @pytest.fixture
 def x(rng):
-    return jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
+    return array(rng.standard_normal((4, 8)), np.float32)
 
 
 @kernels

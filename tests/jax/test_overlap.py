@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -48,7 +49,7 @@ def mlp(size, pair, kernel="host", check_vma=True):
 @cache
 def operands():
     rng = np.random.default_rng(3)
-    return tuple(jnp.asarray(rng.standard_normal(s)) for s in ((2, 24, 6), (6, 48), (48, 6)))
+    return tuple(array(rng.standard_normal(s)) for s in ((2, 24, 6), (6, 48), (48, 6)))
 
 
 def value_and_grads(f):
@@ -111,7 +112,7 @@ def test_partial_sums_are_rounded_once():
 @pytest.mark.parametrize("pair", range(2))
 @pytest.mark.parametrize("axis", [0, 1, -2, -3])
 def test_axis(pair, axis, rng):
-    x, w = (jnp.asarray(rng.standard_normal(s)) for s in ((8, 8, 5), (5, 3)))
+    x, w = (array(rng.standard_normal(s)) for s in ((8, 8, 5), (5, 3)))
     spec = P(*("t" if i == axis % 3 else None for i in range(3)))
 
     def program(function):
@@ -129,7 +130,7 @@ def test_axis(pair, axis, rng):
 
 def test_over_two_mesh_axes_and_beside_a_third(rng):
     on = mesh((2, 2, 2), ("d", "x", "y"))
-    x, w = (jnp.asarray(rng.standard_normal(s)) for s in ((4, 8, 5), (5, 12)))
+    x, w = (array(rng.standard_normal(s)) for s in ((4, 8, 5), (5, 12)))
 
     def loss(x, w):
         def body(x, w):

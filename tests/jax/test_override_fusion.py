@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
@@ -22,7 +23,7 @@ PLAIN, BIAS = Epilogue(), Epilogue(has_bias=True)
 
 @pytest.fixture
 def b(rng):
-    return jnp.asarray(rng.standard_normal(8))
+    return array(rng.standard_normal(8))
 
 
 def products(primitive, function, *args, **options):
@@ -147,7 +148,7 @@ def test_a_kernel_that_cannot_is_not_asked_to(x, w, b):
 
 
 def test_an_unmodified_layer(rng):
-    x = jnp.asarray(rng.standard_normal((3, 4, 6)), jnp.bfloat16)
+    x = array(rng.standard_normal((3, 4, 6)), jnp.bfloat16)
     layer = nn.Dense(8, dtype=jnp.bfloat16)
     variables = layer.init(jax.random.key(0), x)
     f = lambda v, x: nn.gelu(layer.apply(v, x))  # noqa: E731
@@ -170,7 +171,7 @@ def test_on_a_mesh(types, rng):
 
 @pytest.mark.parametrize("kernel", ["auto", "host"])
 def test_inside_of_shard_map(kernel, rng):
-    x, w, b = (jnp.asarray(rng.standard_normal(s)) for s in ((16, 8), (8, 24), (24,)))
+    x, w, b = (array(rng.standard_normal(s)) for s in ((16, 8), (8, 24), (24,)))
     specs = {"mesh": mesh((8,), ("x",)), "in_specs": (P("x"), P(), P()), "out_specs": P("x")}
     f = jax.shard_map(lambda x, w, b: jnp.tanh(x @ w + b), **specs)
     ours = override(f, kernel=kernel)
@@ -195,7 +196,7 @@ GATED = {
 
 @pytest.fixture
 def u(rng):
-    return jnp.asarray(rng.standard_normal((8, 8)) / 4)
+    return array(rng.standard_normal((8, 8)) / 4)
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -258,7 +259,7 @@ def test_an_unmodified_gated_layer(rng):
             gate, up = (nn.Dense(8, use_bias=False, dtype=jnp.bfloat16, name=name) for name in ("gate", "up"))
             return nn.silu(gate(x)) * up(x)
 
-    x = jnp.asarray(rng.standard_normal((3, 6)), jnp.float32)  # which each of the two converts
+    x = array(rng.standard_normal((3, 6)), np.float32)  # which each of the two converts
     layer = Gated()
     variables = layer.init(jax.random.key(0), x)
     assert pairs(layer.apply, variables, x) == ["silu"]

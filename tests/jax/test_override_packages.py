@@ -10,6 +10,7 @@ import pytest
 import qwix
 from aqt.jax.v2 import config as aqt
 from aqt.jax.v2.flax import aqt_flax
+from arrays import array
 from flax import nnx
 from flax.linen import fp8_ops
 from jax import lax
@@ -31,7 +32,7 @@ ROUNDED = 2.0**-6  # to 16 bits, in a program that rounds more often than ours
 
 @pytest.fixture
 def x(rng):
-    return jnp.asarray(rng.standard_normal((ROWS, IN)), jnp.bfloat16)
+    return array(rng.standard_normal((ROWS, IN)), jnp.bfloat16)
 
 
 def types(function, *args):
@@ -201,7 +202,7 @@ def test_qwix_training(dtype, x):
 @pytest.mark.parametrize("tile", [128, 32])
 def test_qwix_tiles_of_sums(dtype, tile, rng):
     """Large ones are products of a batch. Of small ones scales vary along the sum: they are left."""
-    x = jnp.asarray(rng.standard_normal((ROWS, 256)), jnp.bfloat16)
+    x = array(rng.standard_normal((ROWS, 256)), jnp.bfloat16)
     model = nn.Dense(OUT, dtype=jnp.bfloat16)
     variables = model.init(jax.random.key(1), x)
     rule = qwix.QtRule(weight_qtype=dtype, act_qtype=dtype, tile_size=tile)

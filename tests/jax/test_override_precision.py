@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.scipy.sparse.linalg import bicgstab, cg
 
@@ -110,7 +111,7 @@ def test_every_product_is_switched(program, name):
 @pytest.mark.parametrize("program", ALL)
 def test_results_are_those_of_float64(program, kernel, rng):
     outside, function = ALL[program]
-    operands = [jnp.asarray(rng.standard_normal((48, 48)), jnp.float32) for _ in range(2)]
+    operands = [array(rng.standard_normal((48, 48)), np.float32) for _ in range(2)]
     exact = jax.jit(outside(function))(*(x.astype(jnp.float64) for x in operands))
     routed = jax.jit(outside(jaxgemm.override(function, kernel=kernel, precision="highest")))
     got = routed(*operands)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
@@ -55,21 +56,21 @@ def counted(function, *args):
 
 @pytest.fixture
 def x(rng):
-    return jnp.asarray(rng.standard_normal((7, 8)))
+    return array(rng.standard_normal((7, 8)))
 
 
 @pytest.fixture
 def w(rng):
-    return jnp.asarray(rng.standard_normal((3, 8, 8)) / 4)
+    return array(rng.standard_normal((3, 8, 8)) / 4)
 
 
-SIZES = jnp.array([3, 0, 4])
+SIZES = array([3, 0, 4])
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode(mode, rng):
     x, y, sizes, numbers = MODES[mode]
-    x, y, sizes = jnp.asarray(rng.standard_normal(x)), jnp.asarray(rng.standard_normal(y)), jnp.asarray(sizes)
+    x, y, sizes = array(rng.standard_normal(x)), array(rng.standard_normal(y)), array(sizes)
 
     def function(x, y):
         return lax.ragged_dot_general(x, y, sizes, numbers)
@@ -91,7 +92,7 @@ def test_sizes_that_are_computed(x, w):
 
     ours = override(function)
     for which in ([0, 1, 2, 2, 1, 0, 0], [1] * 7, [2, 0, 2, 0, 2, 0, 2]):
-        close(jax.jit(ours)(x, w, jnp.array(which)), function(x, w, jnp.array(which)))
+        close(jax.jit(ours)(x, w, array(which)), function(x, w, array(which)))
 
 
 def test_transformations_from_outside_and_inside(x, w):
@@ -188,7 +189,7 @@ def test_kernels_without_a_grouped_form(kernel, why, x, w):
 def test_a_kernel_by_name_computes_groups_of_whole_products(x):
     def function(x):
         numbers = Numbers((((1,), (2,)), ((0,), (0,))), [0], [])
-        return lax.ragged_dot_general(x, jnp.stack([x] * 7), jnp.array([3, 4]), numbers)
+        return lax.ragged_dot_general(x, jnp.stack([x] * 7), jnp.asarray([3, 4]), numbers)
 
     ours = override(function, kernel="host")
     assert (count(ours, x), counted(ours, x)) == ((1, 0), (0, 0))
@@ -232,7 +233,7 @@ def test_weak_operands():
 def test_checkpoint_policies_keep_what_they_kept(name, x):
     """JAX's policies do not know ragged products: those that keep dense ones compute these again."""
     w = jnp.ones((2, 8, 8))
-    sizes = jnp.array([3, 4])
+    sizes = array([3, 4])
     policy = getattr(jax.checkpoint_policies, name)
 
     def loss(x):
@@ -243,7 +244,7 @@ def test_checkpoint_policies_keep_what_they_kept(name, x):
 
 
 def test_without_jit():
-    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), jnp.array([2, 1])
+    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), array([2, 1])
     numbers = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
     with jax.disable_jit():
         for function in (

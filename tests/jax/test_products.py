@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from twins import EVERY, assert_same, float64, kernels_for, operands, ours, scalar, theirs
 
@@ -35,7 +36,7 @@ DOT_GENERALS = (
 
 def _dot_generals(dot, **keywords):
     rng = np.random.default_rng(8)
-    arrays = [tuple(jnp.asarray(rng.standard_normal(s)) for s in shapes[:2]) for shapes in DOT_GENERALS]
+    arrays = [tuple(array(rng.standard_normal(s)) for s in shapes[:2]) for shapes in DOT_GENERALS]
 
     def f(arrays):
         out = []
@@ -56,7 +57,7 @@ def test_dot_general(kernel):
 
 
 def test_dot_general_takes_what_lax_takes(rng):
-    a, b = jnp.asarray(rng.standard_normal((3, 4))), jnp.asarray(rng.standard_normal((4, 5)))
+    a, b = array(rng.standard_normal((3, 4))), array(rng.standard_normal((4, 5)))
     got = jaxgemm.dot_general(a, b, (([-1], [0]), ([], [])), "highest", jnp.float32, out_sharding=None)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, a @ b, rtol=1e-6)
@@ -86,7 +87,7 @@ MATMULS = (
 
 def _matmuls(matmul):
     rng = np.random.default_rng(9)
-    arrays = [tuple(jnp.asarray(rng.standard_normal(s)) for s in shapes) for shapes in MATMULS]
+    arrays = [tuple(array(rng.standard_normal(s)) for s in shapes) for shapes in MATMULS]
     return jax.jit(lambda arrays: [(matmul(a, b), jax.grad(scalar(matmul), (0, 1))(a, b)) for a, b in arrays])(arrays)
 
 
@@ -126,8 +127,8 @@ MIXED = (
 @kernels_for("float32")
 @pytest.mark.parametrize("types", MIXED, ids=str)
 def test_mixed_types(kernel, types, rng):
-    a = jnp.asarray(rng.standard_normal((17, 20)), types[0])
-    b = jnp.asarray(rng.standard_normal((20, 12)), types[1])
+    a = array(rng.standard_normal((17, 20)), types[0])
+    b = array(rng.standard_normal((20, 12)), types[1])
     wide = jnp.result_type(a, b)
     row = {row.name: row for row in jaxgemm.kernels()}.get(kernel)
     if row and str(wide) not in [t[0] for t in row.types]:
@@ -160,8 +161,8 @@ def test_without_x64(kernel, rng):
 
 
 def test_integers_have_no_gradient_but_differentiate(rng):
-    a = jnp.asarray(rng.integers(-9, 9, (3, 4)), jnp.int8)
-    x = jnp.asarray(rng.standard_normal((3, 5)))
+    a = array(rng.integers(-9, 9, (3, 4)), np.int8)
+    x = array(rng.standard_normal((3, 5)))
     b = jnp.ones((4, 5), jnp.int8)
     f = lambda x: jnp.sum(jaxgemm.gemm(a, b, kernel="host") * x)  # noqa: E731
-    assert_same(jax.grad(f)(x), jnp.asarray(a, jnp.float64) @ jnp.asarray(b, jnp.float64))
+    assert_same(jax.grad(f)(x), array(a, jnp.float64) @ array(b, np.float64))

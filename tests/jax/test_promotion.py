@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax import linen as nn
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -19,7 +20,7 @@ from jaxgemm.flax import nnx as our_nnx
 KERNELS = ("auto", "host")
 kernels = pytest.mark.parametrize("kernel", KERNELS)
 
-BF = jnp.asarray(np.linspace(-1, 1, 16).reshape(4, 4), jnp.bfloat16)
+BF = array(np.linspace(-1, 1, 16).reshape(4, 4), jnp.bfloat16)
 F = BF.astype(jnp.float32)
 I8 = jnp.arange(16, dtype=jnp.int8).reshape(4, 4)
 MATMUL = (((1,), (0,)), ((), ()))
@@ -68,8 +69,8 @@ def test_strict_dtypes_of_gemm(given, kernel, rng):
     keywords |= {"activation": "gelu"} if every else {}
     types = ("bfloat16", "bfloat16", "bfloat16", "float32")
     product = Product.random(rng, (5, 6, 7), types, bias=given == "bias" or every, alpha=2.0, **keywords)
-    arrays = {name: jnp.asarray(x) for name, x in product.arrays.items()}
-    alpha = jnp.asarray(2.0, jnp.bfloat16) if given == "array alpha" else 2.0
+    arrays = {name: array(x) for name, x in product.arrays.items()}
+    alpha = array(2.0, jnp.bfloat16) if given == "array alpha" else 2.0
 
     def run(arrays):
         return jaxgemm.gemm(**arrays, **{**product.keywords, "alpha": alpha}, kernel=kernel)

@@ -1,11 +1,12 @@
 """jaxgemm.quantize: values and scales, special numbers, devices, and what is refused."""
 
-from functools import partial
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -27,11 +28,16 @@ def most(dtype):
 
 @pytest.mark.parametrize("scaling", SHAPES)
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("given", ["float32", "bfloat16", "float16", "float64"])
-def test_products_are_about_x(dtype, scaling, given, rng):
-    for shape in ((7, 30), (3, 5, 8), (1, 1), (2, 3, 4, 5)):
-        x = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, shape)), given)
-        values, scales = jax.jit(partial(jaxgemm.quantize, dtype=dtype, scaling=scaling))(x)
+def test_products_are_about_x(dtype, scaling, rng):
+    every = [
+        array(rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, shape)), given)
+        for shape, given in itertools.product(
+            ((7, 30), (3, 5, 8), (1, 1), (2, 3, 4, 5)), ("float32", "bfloat16", "float16", "float64")
+        )
+    ]
+    quantized = jax.jit(lambda every: [jaxgemm.quantize(x, dtype, scaling) for x in every])
+    for x, (values, scales) in zip(every, quantized(every), strict=True):
+        shape = x.shape
         assert (values.dtype, scales.dtype) == (dtype, np.float32)
         assert (values.shape, scales.shape) == (shape, SHAPES[scaling](shape))
         x, scales = np.asarray(x, np.float64), np.asarray(scales, np.float64)
@@ -44,21 +50,19 @@ def test_products_are_about_x(dtype, scaling, given, rng):
 @pytest.mark.parametrize("scaling", SHAPES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_zeros_and_the_smallest_numbers(dtype, scaling):
-    x = jnp.zeros((4, 6), jnp.float32)
-    values, scales = jaxgemm.quantize(x, dtype, scaling)
-    assert (np.asarray(scales) == 1).all()
-    assert not np.asarray(values, np.float32).any()
-    _, scales = jaxgemm.quantize(jnp.full((4, 6), 1e-37, jnp.float32), dtype, scaling)
-    assert (np.asarray(scales) >= np.float32(2.0**-126)).all()
-    values, scales = jaxgemm.quantize(jnp.zeros((0, 6)) if scaling != "column" else jnp.zeros((6, 0)), dtype, scaling)
-    assert values.size == 0
+    given = [np.zeros((4, 6)), np.full((4, 6), 1e-37), np.zeros((6, 0) if scaling == "column" else (0, 6))]
+    quantized = jax.jit(lambda given: [jaxgemm.quantize(x, dtype, scaling) for x in given])
+    zeros, small, empty = quantized([x.astype(np.float32) for x in given])
+    assert (np.asarray(zeros[1]) == 1).all()
+    assert not np.asarray(zeros[0], np.float32).any()
+    assert (np.asarray(small[1]) >= np.float32(2.0**-126)).all()
+    assert empty[0].size == 0
 
 
 @pytest.mark.parametrize("scaling", SHAPES)
 def test_the_largest_numbers(scaling):
-    x = jnp.asarray([[3.4028235e38, -3.4028235e38], [1.0, 0.5]], jnp.float32)
-    for dtype in TYPES:
-        values, scales = jaxgemm.quantize(x, dtype, scaling)
+    x = array([[3.4028235e38, -3.4028235e38], [1.0, 0.5]], np.float32)
+    for values, scales in jax.jit(lambda x: [jaxgemm.quantize(x, dtype, scaling) for dtype in TYPES])(x):
         got = np.asarray(values, np.float64) * np.asarray(scales, np.float64)
         np.testing.assert_allclose(got[0], np.asarray(x, np.float64)[0], rtol=1e-6)
 
@@ -66,7 +70,7 @@ def test_the_largest_numbers(scaling):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_numbers_that_are_not_finite(dtype):
     x = np.asarray([[1.0, np.nan, 2.0], [np.inf, 4.0, -np.inf], [3.0, 1.0, 2.0]], np.float32)
-    values, scales = (np.asarray(v, np.float32) for v in jaxgemm.quantize(x, dtype, "row"))
+    values, scales = (np.asarray(v, np.float32) for v in jaxgemm.quantize(array(x), dtype, "row"))
     if dtype == "int8":
         np.testing.assert_array_equal(np.isnan(scales[:, 0]), [True, True, False])
     else:
@@ -74,37 +78,37 @@ def test_numbers_that_are_not_finite(dtype):
         assert np.isnan(values[0, 1])
         assert not np.isfinite(values[1, [0, 2]]).any()
         assert dtype != "float8_e5m2" or (values[1, 0], values[1, 2]) == (np.inf, -np.inf)
-    a, b = jnp.asarray(values, dtype), jnp.ones((3, 2), dtype)
-    product = np.asarray(jaxgemm.gemm(a, b, a_scale=jnp.asarray(scales)))
+    a, b = array(values, dtype), array(np.ones((3, 2)), dtype)
+    product = np.asarray(jaxgemm.gemm(a, b, a_scale=array(scales)))
     assert np.isnan(product[0]).all()
     assert np.isfinite(product[2]).all()
 
 
 def test_a_product_of_quantized_operands(rng):
-    x, w = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((40, 300), (300, 50)))
+    x, w = (array(rng.standard_normal(s), np.float32) for s in ((40, 300), (300, 50)))
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
-    for dtype, error in (("int8", 0.02), ("float8_e4m3fn", 0.06), ("float8_e5m2", 0.12)):
+    errors = {"int8": 0.02, "float8_e4m3fn": 0.06, "float8_e5m2": 0.12}
+
+    def product(x, w, dtype):
         (a, a_scale), (b, b_scale) = jaxgemm.quantize(x, dtype, "row"), jaxgemm.quantize(w, dtype, "column")
-        got = np.asarray(jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale), np.float64)
-        assert np.linalg.norm(got - exact) <= error * np.linalg.norm(exact)
+        return jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale)
+
+    results = jax.jit(lambda x, w: [product(x, w, dtype) for dtype in errors])(x, w)
+    for got, error in zip(results, errors.values(), strict=True):
+        assert np.linalg.norm(np.asarray(got, np.float64) - exact) <= error * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(("x", "y")), P("x", "y")])
 def test_an_axis_that_is_divided_over_devices(spec, rng):
     devices = mesh((2, 2))
-    x = jnp.asarray(rng.standard_normal((8, 16)), jnp.float32)
+    x = array(rng.standard_normal((8, 16)), np.float32)
     placed = jax.device_put(x, NamedSharding(devices, spec))
-    for scaling in SHAPES:
-        for got, want in zip(
-            jax.jit(partial(jaxgemm.quantize, dtype="int8", scaling=scaling))(placed),
-            jaxgemm.quantize(x, "int8", scaling),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(got, want)
+    quantized = jax.jit(lambda x: [jaxgemm.quantize(x, "int8", scaling) for scaling in SHAPES])
+    jax.tree.map(np.testing.assert_array_equal, quantized(placed), quantized(x))
 
 
 def test_it_is_not_differentiable():
-    x = jnp.ones((3, 4))
+    x = array(np.ones((3, 4)))
 
     def loss(x, stop):
         values, scales = jaxgemm.quantize(stop(x), "float8_e4m3fn")
@@ -112,31 +116,37 @@ def test_it_is_not_differentiable():
 
     with pytest.raises(TypeError, match="quantize is not differentiable"):
         jax.grad(loss)(x, lambda x: x)
-    np.testing.assert_array_equal(jax.grad(loss)(x, lax.stop_gradient), jnp.ones((3, 4)))
+    gradient = jax.jit(jax.grad(lambda x: loss(x, lax.stop_gradient)))
+    np.testing.assert_array_equal(gradient(x), np.ones((3, 4)))
 
 
 def test_vmap(rng):
-    x = jnp.asarray(rng.standard_normal((3, 4, 5)), jnp.float32)
-    for scaling in SHAPES:
-        values, scales = jax.vmap(partial(jaxgemm.quantize, dtype="int8", scaling=scaling))(x)
-        for i in range(3):
-            want = jaxgemm.quantize(x[i], "int8", scaling)
-            np.testing.assert_array_equal(values[i], want[0])
-            np.testing.assert_array_equal(scales[i], want[1])
+    x = array(rng.standard_normal((3, 4, 5)), np.float32)
+
+    def quantized(x):
+        return [jaxgemm.quantize(x, "int8", scaling) for scaling in SHAPES]
+
+    mapped, each = jax.jit(lambda x: (jax.vmap(quantized)(x), [quantized(x[i]) for i in range(3)]))(x)
+    for i, want in enumerate(each):
+        jax.tree.map(lambda got, want, i=i: np.testing.assert_array_equal(np.asarray(got)[i], want), mapped, want)
 
 
 def test_what_is_refused():
     with pytest.raises(ValueError, match="dtype must be one of int8, float8_e4m3fn, float8_e5m2, got 'fp8'"):
-        jaxgemm.quantize(jnp.ones((2, 2)), "fp8")
-    x = jnp.ones((3, 4))
+        jaxgemm.quantize(array(np.ones((2, 2))), "fp8")
+    x = array(np.ones((3, 4)))
     with pytest.raises(TypeError, match="x must be of a floating-point type, got int32"):
-        jaxgemm.quantize(jnp.ones((3, 4), jnp.int32), "int8")
+        jaxgemm.quantize(array(np.ones((3, 4)), "int32"), "int8")
     with pytest.raises(ValueError, match="dtype must be one of int8, float8_e4m3fn, float8_e5m2, got uint8"):
         jaxgemm.quantize(x, "uint8")
     with pytest.raises(ValueError, match="scaling must be one of tensor, row, column, got 'block'"):
         jaxgemm.quantize(x, "int8", "block")
     with pytest.raises(ValueError, match=r"scaling 'row' is for shapes \(..., m, n\), got \(4,\)"):
-        jaxgemm.quantize(x[0], "int8", "row")
+        jaxgemm.quantize(array(np.ones(4)), "int8", "row")
+
+
+def ones(shape, dtype):
+    return array(np.ones(shape), dtype)
 
 
 def calls(function, *args):
@@ -150,12 +160,12 @@ def test_one_launch_on_a_gpu(scaling):
         return jaxgemm.quantize(x, "int8", scaling)
 
     for dtype in ("float32", "bfloat16", "float16"):
-        assert calls(quantized, jnp.ones((3, 4, 8), dtype)) == 1
-    assert calls(quantized, jnp.ones((4, 8), jnp.float64)) == 0
-    assert calls(quantized, jnp.ones((4, 0), jnp.float32)) == 0
-    assert calls(jax.vmap(quantized), jnp.ones((3, 4, 8), jnp.float32)) == (scaling != "tensor")
+        assert calls(quantized, ones((3, 4, 8), dtype)) == 1
+    assert calls(quantized, ones((4, 8), "float64")) == 0
+    assert calls(quantized, ones((4, 0), "float32")) == 0
+    assert calls(jax.vmap(quantized), ones((3, 4, 8), "float32")) == (scaling != "tensor")
     local = jax.shard_map(quantized, mesh=mesh((4,), ("x",)), in_specs=P("x"), out_specs=P("x"))
     if scaling != "tensor":
-        assert calls(local, put(jnp.ones((8, 8), jnp.float32), mesh((4,), ("x",)), P("x"))) == 1
+        assert calls(local, put(ones((8, 8), "float32"), mesh((4,), ("x",)), P("x"))) == 1
     # XLA divides the program, and has to see what is computed.
-    assert calls(quantized, put(jnp.ones((8, 8), jnp.float32), mesh((4,), ("x",)), P("x"))) == 0
+    assert calls(quantized, put(ones((8, 8), "float32"), mesh((4,), ("x",)), P("x"))) == 0

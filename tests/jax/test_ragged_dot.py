@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export, lax
 from jax.test_util import check_grads
 
@@ -52,14 +53,14 @@ def close(got, want, rtol=2e-5):
 
 def operands(rng, dtype=np.float32, held=GROUPS):
     x, w = rng.standard_normal((M, K)), rng.standard_normal((held, K, N))
-    return jnp.asarray(x, dtype), jnp.asarray(w, dtype)
+    return array(x, dtype), array(w, dtype)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_groups(sizes, dtype, rng):
     x, w = operands(rng, dtype)
-    got = jax.jit(jaxgemm.ragged_dot)(x, w, jnp.asarray(sizes))
+    got = jax.jit(jaxgemm.ragged_dot)(x, w, array(sizes))
     assert got.dtype == x.dtype
     close(got, by_rows(x, w, sizes), 2e-2 if got.dtype.itemsize == 2 else 2e-5)
 
@@ -68,14 +69,14 @@ def test_groups(sizes, dtype, rng):
 def test_sizes_of_any_integer_type(dtype, rng):
     x, w = operands(rng)
     most = np.iinfo(dtype).max
-    sizes = jnp.asarray([3, most, 1, most, 2], dtype)
+    sizes = array([3, most, 1, most, 2], dtype)
     close(jaxgemm.ragged_dot(x, w, sizes), by_rows(x, w, [3, 34, 0, 0, 0]))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
 def test_symbolic_rows_and_sizes_of_any_integer_type(dtype, rng):
     x, w = operands(rng)
-    sizes = jnp.asarray([3, np.iinfo(dtype).max, 1, 5, 2], dtype)
+    sizes = array([3, np.iinfo(dtype).max, 1, 5, 2], dtype)
     rows = jax.ShapeDtypeStruct((*export.symbolic_shape("m"), K), x.dtype)
     structs = [rows, *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (w, sizes))]
     exported = export.export(jax.jit(jaxgemm.ragged_dot), platforms=["cpu"])(*structs)
@@ -91,7 +92,7 @@ def test_a_symbolic_number_of_groups_is_refused():
 
 def test_ends_of_more_rows_than_half_of_what_32_bits_count():
     rows = 1610612736
-    sizes = jnp.asarray([1503238553, 1503238553, 5, -7], groups.SIZES)
+    sizes = array([1503238553, 1503238553, 5, -7], groups.SIZES)
     np.testing.assert_array_equal(groups.ends(sizes, rows), [1503238553, rows, rows, rows])
 
 
@@ -100,7 +101,7 @@ def test_weights_of_some_groups(offset, held, rng):
     x, w = operands(rng, held=held)
     sizes = SIZES["all"]
     product = jax.jit(lambda x, w, s, o: jaxgemm.ragged_dot(x, w, s, group_offset=o))
-    close(product(x, w, jnp.asarray(sizes), jnp.asarray([offset])), by_rows(x, w, sizes, offset))
+    close(product(x, w, array(sizes), array([offset])), by_rows(x, w, sizes, offset))
     _, pull = jax.vjp(lambda w: product(x, w, jnp.asarray(sizes), jnp.asarray([offset])), w)
     ct = rng.standard_normal((M, N)).astype(np.float32)
     want = np.zeros((held, K, N))
@@ -113,7 +114,7 @@ def test_weights_of_some_groups(offset, held, rng):
 @pytest.mark.parametrize("offset", [2**32, 2**32 + 1, -(2**32), 2**63 - 1])
 def test_an_offset_that_32_bits_cannot_hold_is_beyond_all_groups(offset, rng):
     x, w = operands(rng)
-    got = jaxgemm.ragged_dot(x, w, jnp.asarray(SIZES["all"]), group_offset=jnp.asarray([offset]))
+    got = jaxgemm.ragged_dot(x, w, array(SIZES["all"]), group_offset=array([offset]))
     np.testing.assert_array_equal(got, 0)
 
 
@@ -136,10 +137,10 @@ def test_epilogue(activation, with_bias, rng):
         rest = jnp.zeros((M - sum(len(r) for r in rows), N), x.dtype)
         return jnp.concatenate([*map(function, rows), rest])
 
-    wide = [None if v is None else jnp.asarray(v, jnp.float64) for v in (x, w, bias)]
+    wide = [None if v is None else array(v, np.float64) for v in (x, w, bias)]
     close(jax.jit(product)(x, w, bias), np.asarray(plain(*wide)))
     which = (0, 1, 2) if with_bias else (0, 1)
-    weights = jnp.asarray(rng.standard_normal((M, N)))
+    weights = array(rng.standard_normal((M, N)))
     got = jax.jit(jax.grad(lambda *a: jnp.sum(product(*a) * weights), which))(x, w, bias)
     want = jax.grad(lambda *a: jnp.sum(plain(*a) * weights), which)(*wide)
     for one, other in zip(got, want, strict=True):
@@ -200,9 +201,8 @@ def test_vmap(axes, rng):
     def pieces(a):
         given = [*a, args[2]]
         for i in range(3):
-            yield [
-                v if ax is None else jnp.moveaxis(jnp.asarray(v), ax, 0)[i] for v, ax in zip(given, axes, strict=True)
-            ]
+            pairs = zip(given, axes, strict=True)
+            yield [v if ax is None else jnp.moveaxis(jnp.asarray(v), ax, 0)[i] for v, ax in pairs]
 
     for one, other in zip(total(*args[:2]), slow(*args[:2]), strict=True):
         close(one, np.asarray(other), 1e-10)
@@ -210,7 +210,7 @@ def test_vmap(axes, rng):
 
 def test_vmap_of_vmap(rng):
     x, w = rng.standard_normal((2, M, K)), rng.standard_normal((3, GROUPS, K, N))
-    sizes = jnp.asarray(SIZES["all"])
+    sizes = array(SIZES["all"])
     got = jax.vmap(lambda x: jax.vmap(lambda w: jaxgemm.ragged_dot(x, w, sizes))(w))(x)
     for i, j in np.ndindex(2, 3):
         close(got[i, j], by_rows(x[i], w[j], SIZES["all"]), 1e-12)
@@ -244,7 +244,7 @@ def test_general(name, rng):
     lhs, rhs, prefix, numbers = GENERAL[name]
     x, y = rng.standard_normal(lhs), rng.standard_normal(rhs)
     choices = np.asarray([SIZES["all"], SIZES["one"], [7, 10, 10, 10, 0]])
-    sizes = jnp.asarray(choices[: prefix[0]] if prefix else choices[0])
+    sizes = array(choices[: prefix[0]] if prefix else choices[0])
     got = jax.jit(lambda *a: jaxgemm.ragged_dot_general(*a, numbers))(x, y, sizes)
     want = lax.ragged_dot_general(x, y, sizes, numbers)
     assert got.shape == want.shape
@@ -328,13 +328,13 @@ def test_a_loop_over_groups_and_a_batch_of_products(form, most, monkeypatch, rng
         dims = (((1,), (2 if form == "transposed" else 1,)), ((), ()))
 
         def product(x, w, sizes, offset=offset, dims=dims):
-            where = {"group_offset": jnp.array([offset]), "kernel": "xla"}
+            where = {"group_offset": array([offset]), "kernel": "xla"}
             return jaxgemm.ragged_dot_general(x, w, sizes, Numbers(dims, [0], [0]), **where)
 
         held = w.mT if form == "transposed" else w
-        program = jax.jit(product).lower(x, held, jnp.asarray(given))
+        program = jax.jit(product).lower(x, held, array(given))
         assert ("while" in program.as_text()) == (most == 0)
-        got = program.compile()(x, held, jnp.asarray(given))
+        got = program.compile()(x, held, array(given))
         with np.errstate(invalid="ignore"):
             want = by_rows(x, w, given, offset)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
@@ -356,8 +356,8 @@ def test_temporaries_do_not_grow_with_the_groups():
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_no_transfer_is_hidden(dtype):
     """Eager calls bring nothing from the host: neither the first group's number nor limits of sizes."""
-    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), jnp.array([2, 1], dtype)
-    offset = jnp.array([0], dtype)
+    x, w, sizes = jnp.ones((4, 4)), jnp.ones((2, 4, 4)), array([2, 1], dtype)
+    offset = array([0], dtype)
     rows, sums = (
         lax.RaggedDotDimensionNumbers((contract, ((), ())), (0,), groups)
         for contract, groups in ((((1,), (1,)), (0,)), (((0,), (0,)), ()))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from grouped import GROUPS, SIZES, K, M, N, arrays
 from grouped_layers import LAYERS, gradients, in_turn, layers
 from jax import export, lax
@@ -50,9 +51,9 @@ def test_sharded(layer, name, rng):
     operands = [put(v, on, spec) for v, spec in zip(args, (x, w, beside(layer, w)), strict=True)]
     program = jax.jit(layer.ours, out_shardings=None if out is None else NamedSharding(on, out))
     for sizes in SIZES.values():
-        assert_close(program(*operands, jnp.asarray(sizes, jnp.int32)), layer.exact(*args, sizes))
+        assert_close(program(*operands, array(sizes, np.int32)), layer.exact(*args, sizes))
     # Traced: sizes that XLA knows it would fold.
-    sent = traffic(program, *operands, jnp.asarray(SIZES["all"], jnp.int32)).calls
+    sent = traffic(program, *operands, array(SIZES["all"], np.int32)).calls
     assert calls is None or sent == calls
     assert calls is None or not sent["all-gather"]
     if in_turn(name, SHARDED, layer):
@@ -66,7 +67,7 @@ def test_weights_of_some_groups(layer, offset, rng):
     on, args = mesh(), arrays(rng, *layer.shapes(M, K, N, 4))
     operands = [put(v, on, spec) for v, spec in zip(args, (P("y"), P("x"), P("x")), strict=True)]
     program = jax.jit(lambda *a: layer.ours(*a[:3], jnp.asarray(SIZES["all"]), group_offset=a[3]))
-    assert_close(program(*operands, jnp.asarray([offset])), layer.exact(*args, SIZES["all"], offset))
+    assert_close(program(*operands, array([offset])), layer.exact(*args, SIZES["all"], offset))
 
 
 @layers
@@ -93,7 +94,7 @@ def test_groups_are_isolated(layer, name, rng):
     want = np.asarray(layer.exact(*args, sizes))
     args[0][60:], args[1][1], args[2][4] = np.inf, np.nan, np.inf  # of groups of rows 60 to 63, none, and 28 to 36
     operands = [put(v, on, spec) for v, spec in zip(args, (x, w, beside(layer, w)), strict=True)]
-    got = np.asarray(jax.jit(layer.ours)(*operands, jnp.asarray(sizes)))
+    got = np.asarray(jax.jit(layer.ours)(*operands, array(sizes)))
     spoilt = np.zeros(M, bool)
     spoilt[60:] = spoilt[28:37] = True
     assert not np.isfinite(got[60:]).all()
@@ -121,7 +122,7 @@ def test_a_batch(layer, rng):
 def test_inside_of_shard_map(layer, check_vma, rng):
     """Each device says by group_offset which experts it has."""
     args = arrays(rng, *layer.shapes(M, K, N, GROUPS))
-    sizes = jnp.asarray(SIZES["fewer"], jnp.int32)
+    sizes = array(SIZES["fewer"], np.int32)
 
     def local(x, w, extra):
         first = lax.axis_index("x") * w.shape[0]
@@ -155,7 +156,7 @@ def test_inside_of_shard_map_over_some_axes(layer, rng):
 def test_exported_for_several_devices(layer, rng):
     on, args = mesh(), arrays(rng, *layer.shapes(M, K, N, GROUPS))
     operands = [put(v, on, spec) for v, spec in zip(args, (P("y"), P("x"), P("x")), strict=True)]
-    sizes = jnp.asarray(SIZES["all"], jnp.int32)
+    sizes = array(SIZES["all"], np.int32)
     exported = export.deserialize(export.export(jax.jit(layer.ours))(*operands, sizes).serialize())
     assert_close(jax.jit(exported.call)(*operands, sizes), layer.exact(*args, SIZES["all"]))
 
@@ -182,7 +183,7 @@ def test_explicit(layer, name, rng):
     args, on = arrays(rng, *layer.shapes(M, K, N, GROUPS)), mesh(types="Explicit")
     with jax.set_mesh(on):
         operands = [put(v, on, spec) for v, spec in zip(args, (x, w, beside(layer, w)), strict=True)]
-        sizes = jnp.asarray(SIZES["fewer"], jnp.int32)
+        sizes = array(SIZES["fewer"], np.int32)
         if ask:
             with pytest.raises(Exception, match="out_sharding"):
                 jax.jit(layer.ours)(*operands, sizes)
@@ -200,7 +201,7 @@ def test_explicit(layer, name, rng):
 @layers
 def test_explicit_vmap(layer, rng):
     x, w, extra = arrays(rng, *layer.shapes(M, K, N, GROUPS))
-    on, sizes = mesh(types="Explicit"), jnp.asarray(SIZES["all"], jnp.int32)
+    on, sizes = mesh(types="Explicit"), array(SIZES["all"], np.int32)
     xs = np.stack([x, -x, 2 * x, x / 2])
     with jax.set_mesh(on):
         weights = P(None, None, "y")

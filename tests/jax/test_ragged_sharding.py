@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from grouped import GROUPS, SIZES, SUMS, K, M, N, arrays, bounds, by_rows, by_sums, gradient
 from jax import export, lax
 from jax.sharding import NamedSharding
@@ -73,7 +74,7 @@ def test_rows(name, rng):
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
     program, plain = (jitted(f, on, *[case.out] * bool(case.out)) for f in (jaxgemm.ragged_dot, lax.ragged_dot))
     for sizes in SIZES.values():
-        operands = put(x, on, case.lhs), put(w, on, case.rhs), jnp.asarray(sizes, jnp.int32)
+        operands = put(x, on, case.lhs), put(w, on, case.rhs), array(sizes, np.int32)
         got = program(*operands)
         assert_close(got, by_rows(x, w, sizes))
     if case.out is not None:
@@ -88,7 +89,7 @@ def test_gradients(name, rng):
     """Sharded as the operands are, as an optimizer asks for them."""
     case, on = ROWS[name], mesh()
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    operands = put(x, on, case.lhs), put(w, on, case.rhs), jnp.asarray(SIZES["fewer"], jnp.int32)
+    operands = put(x, on, case.lhs), put(w, on, case.rhs), array(SIZES["fewer"], np.int32)
     program, plain = (jitted(gradient(f), on, case.lhs, case.rhs) for f in (jaxgemm.ragged_dot, lax.ragged_dot))
     assert_close(program(*operands), gradient(partial(by_rows, sizes=SIZES["fewer"]))(x, w))
     assert_no_more(traffic(program, *operands), traffic(plain, *operands))
@@ -133,7 +134,7 @@ def test_sums(name, rng):
     )
     back = jax.jit(gradient(partial(jaxgemm.ragged_dot_general, ragged_dot_dimension_numbers=SUMS)))
     for sizes in SIZES.values():
-        operands = put(x, on, case.lhs), put(y, on, case.rhs), jnp.asarray(sizes, jnp.int32)
+        operands = put(x, on, case.lhs), put(y, on, case.rhs), array(sizes, np.int32)
         got = program(*operands)
         assert_close(got, by_sums(x, y, sizes))
         assert_close(back(*operands), gradient(partial(by_sums, sizes=sizes))(x, y))
@@ -197,7 +198,7 @@ def test_weights_in_rows_along_k(name, rng):
     case, on = ROWS[name], mesh()
     x, w = arrays(rng, (M, K), (GROUPS, N, K))
     g, k, n = (*case.rhs, None, None, None)[:3]
-    operands = put(x, on, case.lhs), put(w, on, P(g, n, k)), jnp.asarray(SIZES["all"], jnp.int32)
+    operands = put(x, on, case.lhs), put(w, on, P(g, n, k)), array(SIZES["all"], np.int32)
     program, plain = (
         jax.jit(partial(f, ragged_dot_dimension_numbers=TRANSPOSED))
         for f in (jaxgemm.ragged_dot_general, lax.ragged_dot_general)
@@ -216,7 +217,7 @@ def test_weights_of_some_groups(offset, rng):
     def product(x, w, offset):
         return jaxgemm.ragged_dot(x, w, jnp.asarray(SIZES["all"]), group_offset=offset)
 
-    given = jnp.asarray([offset])
+    given = array([offset])
     expected = partial(by_rows, sizes=SIZES["all"], offset=offset)
     assert_close(jax.jit(product)(*operands, given), expected(x, w))
     assert traffic(product, *operands, given).calls == {"all-reduce": 1}
@@ -233,7 +234,7 @@ def test_groups_are_isolated(name, rng):
     begin, end = bounds(sizes, M)[2]
     x[begin:end], x[sum(sizes) :] = np.inf, np.nan
     w[0], w[3] = np.nan, np.inf
-    got = np.asarray(jax.jit(jaxgemm.ragged_dot)(put(x, on, case.lhs), put(w, on, case.rhs), jnp.asarray(sizes)))
+    got = np.asarray(jax.jit(jaxgemm.ragged_dot)(put(x, on, case.lhs), put(w, on, case.rhs), array(sizes)))
     spoilt = np.zeros(M, bool)
     spoilt[begin:end] = spoilt[:1] = True
     np.testing.assert_array_equal(np.isnan(got).any(1) | np.isinf(got).any(1), spoilt)
@@ -247,7 +248,7 @@ def test_groups_are_isolated(name, rng):
 def test_extents_that_do_not_divide(lhs, rhs, rng):
     """A constraint inside of a program may cut an axis into uneven parts."""
     on = mesh()
-    rows, sizes = 30, jnp.asarray([7, 3, 0, 9, 4, 6])
+    rows, sizes = 30, array([7, 3, 0, 9, 4, 6])
     x, w = arrays(rng, (rows, 10), (5, 10, 21))
 
     def product(x, w):
@@ -269,8 +270,8 @@ def test_extents_that_do_not_divide(lhs, rhs, rng):
 def test_types(dtype, name, rng):
     """Integers wrap around, and booleans are joined by "or", in sums over devices too."""
     case, on = ROWS[name], mesh()
-    x, w = (jnp.asarray(20 * v).astype(dtype) for v in arrays(rng, (M, K), (GROUPS, K, N)))
-    operands = put(x, on, case.lhs), put(w, on, case.rhs), jnp.asarray(SIZES["fewer"], jnp.int32)
+    x, w = (array(20 * v).astype(dtype) for v in arrays(rng, (M, K), (GROUPS, K, N)))
+    operands = put(x, on, case.lhs), put(w, on, case.rhs), array(SIZES["fewer"], np.int32)
     got = jitted(jaxgemm.ragged_dot, on, *[case.out] * bool(case.out))(*operands)
     assert got.dtype == x.dtype
     expected = by_rows(x, w, SIZES["fewer"])
@@ -285,7 +286,7 @@ def test_narrow_types_travel_narrow(rng):
     """Partial sums are sent as the result's type, as lax's are; XLA widens bfloat16 on the CPU."""
     on = mesh()
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    sizes = jnp.asarray(SIZES["all"], jnp.int32)
+    sizes = array(SIZES["all"], np.int32)
     for case in (ROWS["contracted"], ROWS["groups"]):
         wide = put(x, on, case.lhs), put(w, on, case.rhs), sizes
         narrow = *(v.astype(jnp.float16) for v in wide[:2]), sizes
@@ -310,11 +311,11 @@ def test_a_layer_of_experts_in_training(rng):
 
         return update
 
-    sizes = jnp.asarray(SIZES["fewer"], jnp.int32)
+    sizes = array(SIZES["fewer"], np.int32)
     ours, theirs = (
         jitted(step(lambda x, w, f=f: f(x, w, sizes)), on, *specs[1:]) for f in (jaxgemm.ragged_dot, lax.ragged_dot)
     )
-    exact = [jnp.asarray(v, jnp.float64) for v in (x, up, down)]
+    exact = [array(v, np.float64) for v in (x, up, down)]
     assert_close(ours(*operands), step(partial(by_rows, sizes=SIZES["fewer"]))(*exact))
     assert_no_more(traffic(ours, *operands), traffic(theirs, *operands))
 
@@ -322,7 +323,7 @@ def test_a_layer_of_experts_in_training(rng):
 def test_eager(rng):
     on = mesh()
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    got = jaxgemm.ragged_dot(put(x, on, P("x")), put(w, on, P(None, None, "y")), jnp.asarray(SIZES["all"]))
+    got = jaxgemm.ragged_dot(put(x, on, P("x")), put(w, on, P(None, None, "y")), array(SIZES["all"]))
     assert_close(got, by_rows(x, w, SIZES["all"]))
     assert got.sharding.is_equivalent_to(NamedSharding(on, P("x", "y")), 2)
 
@@ -331,6 +332,6 @@ def test_exported_programs(rng):
     """They may run in another process, where the partitioner cannot ask for a rule."""
     on = mesh()
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    operands = put(x, on, P("y")), put(w, on, P("x")), jnp.asarray(SIZES["all"], jnp.int32)
+    operands = put(x, on, P("y")), put(w, on, P("x")), array(SIZES["all"], np.int32)
     exported = export.deserialize(export.export(jax.jit(jaxgemm.ragged_dot))(*operands).serialize())
     assert_close(jax.jit(exported.call)(*operands), by_rows(x, w, SIZES["all"]))

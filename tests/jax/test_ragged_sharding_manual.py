@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from grouped import GROUPS, SIZES, SUMS, K, M, N, arrays, by_rows, by_sums, gradient
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -45,7 +46,7 @@ def test_rows_of_each_device(check_vma, rng):
 def test_experts_of_each_device(check_vma, rng):
     """Each device says by group_offset which experts it has, and adds up what it and the others found."""
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    sizes = jnp.asarray(SIZES["fewer"], jnp.int32)
+    sizes = array(SIZES["fewer"], np.int32)
 
     def local(x, w, sizes):
         first = lax.axis_index("x") * w.shape[0]
@@ -83,7 +84,7 @@ def test_sums_of_each_device(check_vma, rng):
 @checked
 def test_vmap_and_scan_inside(check_vma, rng):
     x, w = arrays(rng, (8, 6, 12), (3, 5, 12, 12))
-    sizes = jnp.asarray([1, 0, 2, 2, 0], jnp.int32)
+    sizes = array([1, 0, 2, 2, 0], np.int32)
 
     def layers(product, x, w):
         step = jax.vmap(lambda x, w: jnp.tanh(product(x, w)), in_axes=(0, None))
@@ -110,7 +111,7 @@ def test_partly_manual(rng):
     """Experts by hand, and columns by XLA."""
     on = mesh()
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    sizes = jnp.asarray(SIZES["all"], jnp.int32)
+    sizes = array(SIZES["all"], np.int32)
 
     def local(x, w):
         first = lax.axis_index("x") * w.shape[0]
@@ -151,7 +152,7 @@ def explicit():
 def test_explicit(name, general, rng, explicit):
     lhs, rhs, out, ask, calls = EXPLICIT[name]
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    sizes, operands = jnp.asarray(SIZES["fewer"], jnp.int32), (put(x, explicit, lhs), put(w, explicit, rhs))
+    sizes, operands = array(SIZES["fewer"], np.int32), (put(x, explicit, lhs), put(w, explicit, rhs))
 
     def product(x, w, **given):
         if general:
@@ -185,7 +186,7 @@ def test_explicit(name, general, rng, explicit):
 )
 def test_explicit_sums(lhs, rhs, out, ask, calls, rng, explicit):
     x, y = arrays(rng, (M, K), (M, N))
-    sizes, operands = jnp.asarray(SIZES["all"], jnp.int32), (put(x, explicit, lhs), put(y, explicit, rhs))
+    sizes, operands = array(SIZES["all"], np.int32), (put(x, explicit, lhs), put(y, explicit, rhs))
 
     def product(x, y):
         return jaxgemm.ragged_dot_general(x, y, sizes, SUMS, out_sharding=out if ask else None)
@@ -220,7 +221,7 @@ def test_explicit_results_of_merged_axes(name, rng, explicit):
     (x, x_spec), (w, w_spec), sizes, dims, ragged, of_groups, out = MERGED[name]
     numbers = lax.RaggedDotDimensionNumbers(dims, ragged, of_groups)
     operands = [put(array, explicit, spec) for array, spec in zip(arrays(rng, x, w), (x_spec, w_spec), strict=True)]
-    sizes = jnp.broadcast_to(jnp.array([3, 5, 4, 4]), sizes) if len(sizes) == 1 else jnp.full(sizes, 4)
+    sizes = jnp.broadcast_to(array([3, 5, 4, 4]), sizes) if len(sizes) == 1 else jnp.full(sizes, 4)
     got, want = (
         jax.jit(lambda *a, of=of: of.ragged_dot_general(*a, sizes, numbers, out_sharding=out))(*operands)
         for of in (jaxgemm, lax)
@@ -233,7 +234,7 @@ def test_explicit_results_of_merged_axes(name, rng, explicit):
 def test_explicit_vmap_of_a_shared_bias(activation, rng, explicit):
     """Its gradient, and that of rows which are mapped along a sharded axis with sizes of their own."""
     x, w, b = arrays(rng, (4, 8, K), (3, K, N), (3, N))
-    sizes = jnp.array([[1, 2, 3], [4, 4, 0], [0, 0, 0], [8, 0, 0]])
+    sizes = array([[1, 2, 3], [4, 4, 0], [0, 0, 0], [8, 0, 0]])
 
     def total(x, w, b, sizes):
         each = jax.vmap(lambda x, s: jaxgemm.ragged_dot(x, w, s, bias=b, activation=activation))
@@ -252,7 +253,7 @@ def test_explicit_vmap(rhs, rng, explicit):
     operands = put(x, explicit, P("x")), put(w, explicit, rhs)
     columns = (*rhs, None, None, None)[2]
     given = {"out_sharding": P(None, columns)} if rhs != P() else {}
-    sizes = jnp.asarray(SIZES["all"], jnp.int32)
+    sizes = array(SIZES["all"], np.int32)
     product = jax.vmap(lambda x, w: jaxgemm.ragged_dot(x, w, sizes, **given), (0, None))
 
     def expected(x, w):
@@ -269,7 +270,7 @@ def test_explicit_vmap(rhs, rng, explicit):
 def test_explicit_epilogue(rng, explicit):
     x, w, bias = arrays(rng, (M, K), (GROUPS, K, N), (GROUPS, N))
     operands = put(x, explicit, P("x")), put(w, explicit, P(None, None, "y")), put(bias, explicit, P(None, "y"))
-    sizes = jnp.asarray(SIZES["fewer"], jnp.int32)
+    sizes = array(SIZES["fewer"], np.int32)
     product = lambda x, w, bias: jaxgemm.ragged_dot(x, w, sizes, bias=bias, activation="tanh")  # noqa: E731
     got = jax.jit(product)(*operands)
     assert jax.typeof(got).sharding.spec == P("x", "y")
@@ -282,7 +283,7 @@ def test_explicit_epilogue(rng, explicit):
 def test_explicit_override(rng, explicit):
     """lax has no gradient of such a product."""
     x, w = arrays(rng, (M, K), (GROUPS, K, N))
-    operands, sizes = (put(x, explicit, P("y")), put(w, explicit, P("x"))), jnp.asarray(SIZES["all"], jnp.int32)
+    operands, sizes = (put(x, explicit, P("y")), put(w, explicit, P("x"))), array(SIZES["all"], np.int32)
     routed = jaxgemm.override(lambda x, w: lax.ragged_dot(x, w, sizes, out_sharding=P("y", None)))
     got = jax.jit(routed)(*operands)
     assert jax.typeof(got).sharding.spec == P("y", None)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from grouped import SUMS as NUMBERS
 from grouped import by_rows, by_sums
 from jax.sharding import PartitionSpec as P
@@ -21,7 +22,7 @@ from jaxgemm.ragged.form import Form, problem
 from jaxgemm.ragged.product import GROUPED, grouped_p
 
 M, K, N, GROUPS = 37, 16, 24, 5
-SIZES = jnp.array([5, 0, 20, 3, 4], jnp.int32)
+SIZES = array([5, 0, 20, 3, 4], np.int32)
 ROWS, TURNED, SUMS = Form(False, False, GROUPS), Form(False, True, GROUPS), Form(True, False, GROUPS)
 FORMS = {"rows": ROWS, "transposed": TURNED, "sums": SUMS}
 #: Which operands are float32.
@@ -44,7 +45,7 @@ def operands(rng, form, wide):
     for i, shape in enumerate([(M, K), (M, N) if form.sums else weights]):
         x = rng.standard_normal(shape)
         spread = np.exp(4 * rng.standard_normal((M, 1))) if x.ndim == 2 else 1
-        arrays.append(jnp.asarray(x * spread, jnp.float32) if i in wide else jnp.asarray(x, jnp.bfloat16))
+        arrays.append(array(x * spread, np.float32) if i in wide else array(x, jnp.bfloat16))
     return arrays
 
 
@@ -83,7 +84,7 @@ def test_bits(form, wide, precision, rng):
 @wide
 def test_a_batch_and_sizes_of_any_sum(form, wide, rng):
     x, y = operands(rng, form, wide)
-    sizes = jnp.array([[2**31 - 1, 3, 0, 0, 0], [-5, 10, 1, 0, 7]], jnp.int32)
+    sizes = array([[2**31 - 1, 3, 0, 0, 0], [-5, 10, 1, 0, 7]], np.int32)
     xs, ys = jnp.stack([x, x[::-1]]), jnp.stack([y, y + 1])
     got = product(xs, ys, params_of(form), sizes, 1)
     np.testing.assert_array_equal(got, jax.vmap(lambda x, y, s: product(x, y, params_of(form), s, 1))(xs, ys, sizes))
@@ -157,7 +158,7 @@ def test_every_launch_is_chosen_once(monkeypatch):
 def test_gradients(types, platform, rng):
     """Of both operands, and of these again, within the rounding of bfloat16, or of its pairs."""
     kernel = "sm90" if platform == "cuda" else "auto"  # which leaves products as small as these to XLA
-    x, w = (jnp.asarray(rng.standard_normal(s) * 0.3, t) for s, t in zip(((M, K), (GROUPS, K, N)), types, strict=True))
+    x, w = (array(rng.standard_normal(s) * 0.3, t) for s, t in zip(((M, K), (GROUPS, K, N)), types, strict=True))
     exactly = [v.astype(jnp.float64) for v in (x, w)]
 
     def of(product, x, w):
@@ -221,8 +222,8 @@ def test_float32_rows_are_invariant_on_a_gpu(rng):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_gradients_on_several_devices(dtype, types, rng):
     on = mesh(types=types)
-    x, w = (jnp.asarray(rng.standard_normal(s), dtype) for s in ((32, K), (4, K, N)))
-    sizes = jnp.array([5, 0, 20, 3], jnp.int32)
+    x, w = (array(rng.standard_normal(s), dtype) for s in ((32, K), (4, K, N)))
+    sizes = array([5, 0, 20, 3], np.int32)
 
     def total(x, w, sizes, out=None):
         z = jaxgemm.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32, out_sharding=out)

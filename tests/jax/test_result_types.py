@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -45,8 +46,8 @@ def operands(dtype, rng):
     if jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
         info = jnp.iinfo(dtype)
         extreme = np.full((2, 140001), info.min or info.max)
-        return jnp.asarray(extreme, dtype), jnp.asarray(extreme.T, dtype)
-    return tuple(jnp.asarray(1 + rng.standard_normal(s) / 64, dtype) for s in ((4, 70), (70, 3)))
+        return array(extreme, dtype), array(extreme.T, dtype)
+    return tuple(array(1 + rng.standard_normal(s) / 64, dtype) for s in ((4, 70), (70, 3)))
 
 
 def exact(x, y):
@@ -71,8 +72,8 @@ def test_wider_by_name_is_refused(dtype, out, sums, rng):
     ]
     if np.dtype(out).kind in "iu" or jnp.issubdtype(x.dtype, jnp.floating):
         calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out))
-        calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, bias=jnp.zeros(y.shape[1], out), alpha=2.0))
-        calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, alpha=jnp.ones((), out)))
+        calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, bias=array(np.zeros(y.shape[1]), out), alpha=2.0))
+        calls.append(partial(jaxgemm.gemm, x, y, out_dtype=out, alpha=array(1, out)))
     why = f"got {dtype} x {dtype} -> {out}; it supports .*; kernels sum this product in {sums}, .* every {out}"
     for call in calls:
         for kernel in ("host", "sm90"):
@@ -86,38 +87,51 @@ def test_wider_by_name_is_refused(dtype, out, sums, rng):
 @pytest.mark.parametrize("kernel", ["auto", "xla"])
 def test_wider_is_xla_s(dtype, out, kernel, rng):
     x, y = operands(dtype, rng)
-    expected = lax.dot_general(x, y, MATMUL, preferred_element_type=out)
+    ours = jaxgemm.matmul, partial(jaxgemm.dot_general, dimension_numbers=MATMUL)
+
+    @jax.jit
+    def products(x, y):
+        found = [function(x, y, preferred_element_type=out, kernel=kernel) for function in ours]
+        return lax.dot_general(x, y, MATMUL, preferred_element_type=out), *found
+
+    expected, *found = products(x, y)
     check(expected, exact(x, y))
-    for function in (jaxgemm.matmul, partial(jaxgemm.dot_general, dimension_numbers=MATMUL)):
-        got = function(x, y, preferred_element_type=out, kernel=kernel)
+    for got in found:
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected)
     if np.dtype(out).kind not in "iu" and not jnp.issubdtype(x.dtype, jnp.floating):
         return
     # What follows is in the result's type, not in that of sums.
-    bias, c = (jnp.asarray(rng.integers(0, 9, s), out) for s in ((y.shape[1],), expected.shape))
-    gemm = partial(jaxgemm.gemm, x, y, out_dtype=out, kernel=kernel)
-    check(gemm(bias=bias), exact(x, y) + np.asarray(bias))
-    check(gemm(c=c, alpha=2.0, beta=3.0), 2 * exact(x, y) + 3 * np.asarray(c))
-    check(gemm(alpha=jnp.asarray(2, out), bias=bias), 2 * exact(x, y) + np.asarray(bias))
-    batched = jax.vmap(lambda bias: gemm(bias=bias))(bias[None])
-    check(batched[0], exact(x, y) + np.asarray(bias))
+    bias, c = (array(rng.integers(0, 9, s), out) for s in ((y.shape[1],), expected.shape))
+
+    @jax.jit
+    def followed(x, y, bias, c, alpha):
+        gemm = partial(jaxgemm.gemm, x, y, out_dtype=out, kernel=kernel)
+        mapped = jax.vmap(lambda bias: gemm(bias=bias))(bias[None])[0]
+        return gemm(bias=bias), mapped, gemm(c=c, alpha=2.0, beta=3.0), gemm(alpha=alpha, bias=bias)
+
+    added, mapped, with_c, doubled = followed(x, y, bias, c, array(2, out))
+    check(added, exact(x, y) + np.asarray(bias))
+    check(mapped, exact(x, y) + np.asarray(bias))
+    check(with_c, 2 * exact(x, y) + 3 * np.asarray(c))
+    check(doubled, 2 * exact(x, y) + np.asarray(bias))
 
 
 def test_wider_in_other_products(rng):
     x, w = operands("float32", rng)
     gated = partial(jaxgemm.gated_gemm, x, w, w, out_dtype=jnp.float64)
     product = exact(x, w)
-    np.testing.assert_allclose(gated(), product / (1 + np.exp(-product)) * product, rtol=1e-13)
+    np.testing.assert_allclose(jax.jit(gated)(), product / (1 + np.exp(-product)) * product, rtol=1e-13)
     layer = partial(our_nnx.Linear, 70, 3, preferred_element_type=jnp.float64, rngs=nnx.Rngs(0))
     plain = nnx.Linear(70, 3, preferred_element_type=jnp.float64, rngs=nnx.Rngs(0))
-    np.testing.assert_allclose(layer()(x), plain(x), rtol=1e-13)
+    ours = layer()
+    np.testing.assert_allclose(*jax.jit(lambda x: (ours(x), plain(x)))(x), rtol=1e-13)
     gather = partial(jaxgemm.all_gather_matmul, axis_name="t", preferred_element_type=jnp.float64)
 
     def gathered(**how):
         return jax.shard_map(partial(gather, **how), mesh=mesh((2,), ("t",)), in_specs=(P("t"), P()), out_specs=P("t"))
 
-    np.testing.assert_allclose(gathered()(x, w)[: len(x)], product, rtol=1e-13)
+    np.testing.assert_allclose(np.asarray(jax.jit(gathered())(x, w))[: len(x)], product, rtol=1e-13)
     for call in (
         lambda: gated(kernel="host"),
         lambda: layer(kernel="host")(x),
@@ -131,7 +145,7 @@ def test_wider_in_other_products(rng):
 
     for kernel in ("auto", "host"):
         routed = jaxgemm.override(function, kernel=kernel)
-        np.testing.assert_array_equal(routed(x, w), function(x, w))
+        np.testing.assert_array_equal(*jax.jit(lambda x, w, f=routed: (f(x, w), function(x, w)))(x, w))
     (left,) = jaxgemm.explain(routed, x, w).left
     assert "kernels sum this product in float32" in left.why
 
@@ -145,7 +159,8 @@ def test_wider_derivatives(rng):
 
         return jax.grad(loss, (0, 1))(x, w)
 
-    for got, expected in zip(gradients(jaxgemm.matmul), gradients(jnp.matmul), strict=True):
+    both = jax.jit(lambda: (gradients(jaxgemm.matmul), gradients(jnp.matmul)))
+    for got, expected in zip(*both(), strict=True):
         assert got.dtype == expected.dtype
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -167,7 +182,7 @@ def test_narrower_by_name_is_rounded_once(dtype, out, rng):
 
 
 def booleans(rng, *shape):
-    return jnp.asarray(rng.random(shape) < 0.2)
+    return array(rng.random(shape) < 0.2)
 
 
 SHAPES = (
@@ -185,15 +200,17 @@ SHAPES = (
 @pytest.mark.parametrize("kernel", ["auto", "xla"])
 def test_narrower_than_float64_by_xla(out, kernel, rng):
     """XLA for CUDA compiles no product of float64 into float16."""
-    for shapes in (((38, 3), (3, 1031)), ((64, 64), (64, 64)), ((1, 20), (20, 1))):
-        x, y = (jnp.asarray(rng.standard_normal(s)) for s in shapes)
-        for call in (
-            partial(jaxgemm.gemm, out_dtype=out, kernel=kernel),
-            partial(jaxgemm.dot_general, dimension_numbers=MATMUL, preferred_element_type=out, kernel=kernel),
-        ):
-            got = jax.jit(call)(x, y)
+    shapes = ((38, 3), (3, 1031)), ((64, 64), (64, 64)), ((1, 20), (20, 1))
+    operands = [tuple(array(rng.standard_normal(s)) for s in pair) for pair in shapes]
+    calls = (
+        partial(jaxgemm.gemm, out_dtype=out, kernel=kernel),
+        partial(jaxgemm.dot_general, dimension_numbers=MATMUL, preferred_element_type=out, kernel=kernel),
+    )
+    eps = float(jnp.finfo(out).eps)
+    products = jax.jit(lambda operands: [[call(x, y) for call in calls] for x, y in operands])
+    for (x, y), found in zip(operands, products(operands), strict=True):
+        for got in found:
             assert got.dtype == out
-            eps = float(jnp.finfo(out).eps)
             np.testing.assert_allclose(np.asarray(got, np.float64), exact(x, y), rtol=eps, atol=eps / 2**10)
 
 
@@ -202,18 +219,19 @@ def test_a_product_of_booleans(shapes, rng):
     """Whether any pair is true."""
     a, b = (booleans(rng, *shape) for shape in shapes)
     expected = np.matmul(np.asarray(a, np.int64), np.asarray(b, np.int64)) > 0
-    for function in (jnp.matmul, jaxgemm.matmul, jax.jit(jaxgemm.matmul), partial(jaxgemm.matmul, kernel="xla")):
-        got = function(a, b)
+    functions = jnp.matmul, jaxgemm.matmul, partial(jaxgemm.matmul, kernel="xla")
+    for got in (jaxgemm.matmul(a, b), *jax.jit(lambda a, b: [function(a, b) for function in functions])(a, b)):
         assert got.dtype == jnp.bool_
         np.testing.assert_array_equal(got, expected)
     if a.ndim > 1 and b.ndim > 1:
-        np.testing.assert_array_equal(jaxgemm.gemm(a, b), expected, strict=True)
-        turned = jaxgemm.gemm(a.mT, b.mT, transpose_a=True, transpose_b=True, out_dtype=bool)
+        both = {"transpose_a": True, "transpose_b": True, "out_dtype": bool}
+        plain, turned = jax.jit(lambda a, b: (jaxgemm.gemm(a, b), jaxgemm.gemm(a.mT, b.mT, **both)))(a, b)
+        np.testing.assert_array_equal(plain, expected, strict=True)
         np.testing.assert_array_equal(turned, expected, strict=True)
 
 
 def test_booleans_elsewhere(rng):
-    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), jnp.asarray(rng.standard_normal((7, 6)))
+    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), array(rng.standard_normal((7, 6)))
     counts = np.asarray(a, np.int64) @ np.asarray(b, np.int64)
     np.testing.assert_array_equal(jaxgemm.dot_general(a, b, MATMUL), counts > 0, strict=True)
     for out in ("int32", "float32"):
@@ -227,7 +245,7 @@ def test_booleans_elsewhere(rng):
 
 
 def test_booleans_in_a_program_that_is_differentiated(rng):
-    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), jnp.asarray(rng.standard_normal((5, 6)))
+    a, b, x = booleans(rng, 5, 7), booleans(rng, 7, 6), array(rng.standard_normal((5, 6)))
 
     def loss(product, a, x):
         return jnp.sum(jnp.where(product(a > 0, b), x, 0.0))

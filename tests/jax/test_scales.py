@@ -1,11 +1,13 @@
 """Scales of operands of 8 bits: what they mean, their shapes, their derivatives, and what is refused."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export
 from jax.sharding import PartitionSpec as P
 from meshes import KINDS, mesh, put
@@ -24,12 +26,19 @@ M, N, K = 6, 10, 24
 def values(rng, shape, dtype):
     if dtype.endswith("int8"):
         info = np.iinfo(dtype)
-        return jnp.asarray(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return array(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
+    return array(rng.standard_normal(shape), dtype)
 
 
 def scale(rng, shape):
-    return jnp.asarray(rng.uniform(0.01, 0.1, shape), jnp.float32)
+    return array(rng.uniform(0.01, 0.1, shape), np.float32)
+
+
+def with_values(x, at):
+    x = np.array(x)
+    for i, value in at.items():
+        x[i] = value
+    return array(x)
 
 
 def exact(a, b, a_scale=1.0, b_scale=1.0):
@@ -52,18 +61,25 @@ def lost(a, b, a_scale=1.0, b_scale=1.0):
     )
 
 
+OUTS = (None, "bfloat16", "float16", "float32")
+
+
 @pytest.mark.parametrize("types", PAIRS, ids="-".join)
-@pytest.mark.parametrize("out", [None, "bfloat16", "float16", "float32"])
-def test_values_times_scales(types, out, rng):
-    """Of the whole operand, of rows and columns, one or both; a result in any type of floats."""
+def test_values_times_scales(types, rng):
+    """Of the whole operand, of rows and columns, one or both; a result in any type of floats, which take turns."""
     a, b = values(rng, (M, K), types[0]), values(rng, (K, N), types[1])
-    for shape_a, shape_b in itertools.product((None, (), (M, 1), (1, 1)), (None, (), (1, N), (1, 1))):
-        given = {
-            name: scale(rng, shape) for name, shape in (("a_scale", shape_a), ("b_scale", shape_b)) if shape is not None
-        }
-        if not given:
-            continue
-        got = jax.jit(lambda a, b, given: jaxgemm.gemm(a, b, out_dtype=out, **given))(a, b, given)
+    shapes = itertools.product((None, (), (M, 1), (1, 1)), (None, (), (1, N), (1, 1)))
+    every = [
+        {n: scale(rng, s) for n, s in zip(("a_scale", "b_scale"), x, strict=True) if s is not None} for x in shapes
+    ]
+    every = [given for given in every if given]
+    outs = list(itertools.islice(itertools.cycle(OUTS), PAIRS.index(types), PAIRS.index(types) + len(every)))
+
+    @jax.jit
+    def products(a, b, every):
+        return [jaxgemm.gemm(a, b, out_dtype=out, **given) for out, given in zip(outs, every, strict=True)]
+
+    for out, given, got in zip(outs, every, products(a, b, every), strict=True):
         assert got.dtype == (out or "float32")
         rounding = float(jnp.finfo(got.dtype).eps) * (2 if out in ("bfloat16", "float16") else 8)
         check(got, exact(a, b, **given), rounding, lost(a, b, **given))
@@ -77,19 +93,25 @@ def test_scales_from_numpy(rng):
 
 def test_in_batches_and_transposed(rng):
     a, b = values(rng, (3, 1, K, M), "int8"), values(rng, (2, N, K), "uint8")
-    for shape_a, shape_b in (((3, 1, M, 1), (2, 1, N)), ((3, 1, 1, 1), (1, 1, N)), ((M, 1), (2, 1, 1)), ((), ())):
-        a_scale, b_scale = scale(rng, shape_a), scale(rng, shape_b)
-        got = jaxgemm.gemm(a, b, transpose_a=True, transpose_b=True, a_scale=a_scale, b_scale=b_scale)
-        check(got, exact(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2), a_scale, b_scale))
+    shapes = ((3, 1, M, 1), (2, 1, N)), ((3, 1, 1, 1), (1, 1, N)), ((M, 1), (2, 1, 1)), ((), ())
+    scales = [(scale(rng, shape_a), scale(rng, shape_b)) for shape_a, shape_b in shapes]
+
+    @jax.jit
+    def products(a, b, scales):
+        return [jaxgemm.gemm(a, b, transpose_a=True, transpose_b=True, a_scale=s, b_scale=t) for s, t in scales]
+
+    turned = [np.swapaxes(np.asarray(x), -1, -2) for x in (a, b)]
+    for got, given in zip(products(a, b, scales), scales, strict=True):
+        check(got, exact(*turned, *given))
 
 
 def test_before_what_follows(rng):
     """alpha, C, the bias and the activation are applied to the scaled product."""
     a, b = values(rng, (M, K), "int8"), values(rng, (K, N), "int8")
     a_scale, b_scale = scale(rng, (M, 1)), scale(rng, (1, N))
-    c, bias = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((M, N), (N,)))
+    c, bias = (array(rng.standard_normal(s), np.float32) for s in ((M, N), (N,)))
     given = {"a_scale": a_scale, "b_scale": b_scale, "c": c, "bias": bias, "alpha": 0.5, "beta": 2.0}
-    got = jaxgemm.gemm(a, b, activation="relu", **given)
+    got = jax.jit(partial(jaxgemm.gemm, activation="relu"))(a, b, **given)
     z = 0.5 * exact(a, b, a_scale, b_scale) + 2.0 * np.asarray(c) + np.asarray(bias)
     check(got, np.maximum(z, 0))
 
@@ -98,13 +120,13 @@ def test_before_what_follows(rng):
 def test_derivatives(dtype, rng):
     """Nothing is divided by a scale, which may be 0; integers have none."""
     a, b = values(rng, (M, K), dtype), values(rng, (K, N), dtype)
-    a_scale, b_scale = scale(rng, (M, 1)).at[2].set(0.0), scale(rng, (1, N))
-    weights = jnp.asarray(rng.standard_normal((M, N)), jnp.float32)
+    a_scale, b_scale = with_values(scale(rng, (M, 1)), {2: 0.0}), scale(rng, (1, N))
+    weights = array(rng.standard_normal((M, N)), np.float32)
 
     def loss(a, b, a_scale, b_scale):
         return (weights * jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale)).sum()
 
-    da, db, da_scale, db_scale = jax.grad(loss, (0, 1, 2, 3), allow_int=True)(a, b, a_scale, b_scale)
+    da, db, da_scale, db_scale = jax.jit(jax.grad(loss, (0, 1, 2, 3), allow_int=True))(a, b, a_scale, b_scale)
     z, w = exact(a, b), np.asarray(weights, np.float64)
     off = abs(w) * lost(a, b)
     for got, scales, axis in ((da_scale, b_scale, 1), (db_scale, a_scale, 0)):
@@ -121,9 +143,16 @@ def test_vmap_scan_and_remat(rng):
     def product(a, a_scale):
         return jax.checkpoint(lambda a, s: jaxgemm.gemm(a, b, a_scale=s, b_scale=b_scale))(a, a_scale)
 
-    check(jax.vmap(product)(a, a_scale), want)
-    check(jax.lax.scan(lambda carry, x: (carry, product(*x)), 0, (a, a_scale))[1], want)
-    check(jax.vmap(lambda s: jaxgemm.gemm(a[0], b, a_scale=s))(a_scale), exact(a[:1], b, a_scale))
+    @jax.jit
+    def results(a, a_scale):
+        mapped = jax.vmap(product)(a, a_scale)
+        scanned = jax.lax.scan(lambda carry, x: (carry, product(*x)), 0, (a, a_scale))[1]
+        return mapped, scanned, jax.vmap(lambda s: jaxgemm.gemm(a[0], b, a_scale=s))(a_scale)
+
+    mapped, scanned, of_scales = results(a, a_scale)
+    check(mapped, want)
+    check(scanned, want)
+    check(of_scales, exact(np.asarray(a)[:1], b, a_scale))
 
 
 @pytest.mark.parametrize(
@@ -138,22 +167,22 @@ def test_shapes_that_do_not_fit(name, shape, rng):
 
 def test_types_that_take_no_scale():
     for dtype in ("float32", "bfloat16", "int16"):
-        x = jnp.ones((4, 4), dtype)
+        x = array(np.ones((4, 4)), dtype)
         with pytest.raises(TypeError, match=f"gemm: a_scale is for operands of 8 bits, got {dtype} and {dtype}"):
-            jaxgemm.gemm(x, x, a_scale=jnp.float32(1))
+            jaxgemm.gemm(x, x, a_scale=array(1, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float8_e8m0fnu", "bfloat16", "int32"])
 def test_scales_of_another_type(dtype):
-    x = jnp.ones((4, 4), jnp.float8_e4m3fn)
+    x = array(np.ones((4, 4)), "float8_e4m3fn")
     with pytest.raises(TypeError, match=f"gemm: b_scale must be of float32, got {dtype}"):
-        jaxgemm.gemm(x, x, b_scale=jnp.ones((), dtype))
+        jaxgemm.gemm(x, x, b_scale=array(1, dtype))
 
 
 def test_results_of_integers_are_refused():
-    x = jnp.ones((4, 4), jnp.int8)
+    x = array(np.ones((4, 4)), "int8")
     with pytest.raises(TypeError, match="out_dtype of a scaled product must be a floating-point type, got int32"):
-        jaxgemm.gemm(x, x, a_scale=jnp.float32(1), out_dtype="int32")
+        jaxgemm.gemm(x, x, a_scale=array(1, "float32"), out_dtype="int32")
 
 
 @pytest.mark.parametrize(
@@ -171,14 +200,14 @@ def test_sums_that_may_wrap_are_refused(types, most):
         call(most + 1)
     # Without scales they wrap, as lax's do.
     k = most + 1
-    a, b = (jnp.full(s, jnp.iinfo(t).min or jnp.iinfo(t).max, t) for s, t in zip(((1, k), (k, 1)), types, strict=True))
-    got = int(jaxgemm.gemm(a, b)[0, 0])
+    a, b = (np.full(s, np.iinfo(t).min or np.iinfo(t).max, t) for s, t in zip(((1, k), (k, 1)), types, strict=True))
+    got = int(np.asarray(jax.jit(jaxgemm.gemm)(a, b))[0, 0])
     assert got == int(np.int64(int(a[0, 0]) * int(b[0, 0]) * k).astype(np.int32))
 
 
 def test_infinities_and_nan(rng):
     a, b = values(rng, (M, K), "float8_e4m3fn"), values(rng, (K, N), "float8_e4m3fn")
-    a_scale = scale(rng, (M, 1)).at[1].set(jnp.nan).at[3].set(jnp.inf)
+    a_scale = with_values(scale(rng, (M, 1)), {1: np.nan, 3: np.inf})
     got = np.asarray(jaxgemm.gemm(a, b, a_scale=a_scale))
     assert np.isnan(got[1]).all()
     assert not np.isfinite(got[3]).any()
@@ -189,12 +218,15 @@ def test_infinities_and_nan(rng):
 def test_rows_of_several_matrices_are_one_product(shape, rng):
     """Scales of rows that all of a batch has, and of some of it."""
     a, b = values(rng, (*shape, K), "float8_e4m3fn"), values(rng, (K, N), "float8_e4m3fn")
-    for rows in ((*shape[:-1], shape[-1], 1), (shape[-1], 1), (*(1,) * len(shape[:-1]), shape[-1], 1)):
-        a_scale, b_scale = scale(rng, rows), scale(rng, (1, N))
-        bias = jnp.asarray(rng.standard_normal(N), jnp.float32)
-        got = jaxgemm.gemm(a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, activation="relu")
-        want = np.maximum(exact(a, b, a_scale, b_scale) + np.asarray(bias), 0)
-        check(got, want, 2.0**-20, lost(a, b, a_scale, b_scale))
+    every = [
+        {"a_scale": scale(rng, rows), "b_scale": scale(rng, (1, N)), "bias": array(rng.standard_normal(N), np.float32)}
+        for rows in (((*shape[:-1], shape[-1], 1), (shape[-1], 1), (*(1,) * len(shape[:-1]), shape[-1], 1)))
+    ]
+    products = jax.jit(lambda a, b, every: [jaxgemm.gemm(a, b, activation="relu", **given) for given in every])
+    for given, got in zip(every, products(a, b, every), strict=True):
+        scales = given["a_scale"], given["b_scale"]
+        want = np.maximum(exact(a, b, *scales) + np.asarray(given["bias"]), 0)
+        check(got, want, 2.0**-20, lost(a, b, *scales))
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 1), (3, 2, 5)])
@@ -213,11 +245,19 @@ def test_gated_pairs(types, rows, rng):
     x = values(rng, (*rows, K), types[0])
     gate, up = (values(rng, (K, N), types[1]) for _ in range(2))
     scales = {"x_scale": scale(rng, (*rows, 1)), "gate_scale": scale(rng, (1, N)), "up_scale": scale(rng, ())}
-    for names in (list(scales), ["x_scale"], ["up_scale"]):
-        given = {name: scales[name] for name in names}
-        got = jax.jit(lambda x, gate, up, given: jaxgemm.gated_gemm(x, gate, up, activation="relu", **given))(
-            x, gate, up, given
-        )
+    every = [{name: scales[name] for name in names} for names in (list(scales), ["x_scale"], ["up_scale"])]
+
+    @jax.jit
+    def program(x, gate, up, every, scales):
+        def total(s):
+            return jaxgemm.gated_gemm(x, gate, up, **{**scales, "up_scale": s}).sum()
+
+        results = [jaxgemm.gated_gemm(x, gate, up, activation="relu", **given) for given in every]
+        return results, jax.grad(total)(scales["up_scale"]), total(np.float32(1))
+
+    results, gradient, whole = program(x, gate, up, every, scales)
+    np.testing.assert_allclose(gradient, whole, rtol=1e-4)
+    for given, got in zip(every, results, strict=True):
         assert got.shape == (*rows, N)
         assert got.dtype == np.float32
         of_x, of_gate, of_up = (given.get(name, 1.0) for name in scales)
@@ -225,15 +265,12 @@ def test_gated_pairs(types, rows, rng):
         off = [lost(x, gate, of_x, of_gate), lost(x, up, of_x, of_up)]
         cut = abs(pair[0]) * off[1] + abs(pair[1]) * off[0] + off[0] * off[1]
         check(got, (np.maximum(pair[0], 0) * pair[1]).reshape(got.shape), 2.0**-19, np.reshape(cut, got.shape))
-    gradient = jax.grad(lambda s: jaxgemm.gated_gemm(x, gate, up, **{**scales, "up_scale": s}).sum())
-    whole = jaxgemm.gated_gemm(x, gate, up, **{**scales, "up_scale": np.float32(1)}).sum()
-    np.testing.assert_allclose(gradient(scales["up_scale"]), whole, rtol=1e-4)
     with pytest.raises(ValueError, match="gated_gemm: gate_scale must have shape"):
         jaxgemm.gated_gemm(x, gate, up, gate_scale=scale(rng, (N, 1)))
     with pytest.raises(TypeError, match="gated_gemm: up_scale must be of float32"):
-        jaxgemm.gated_gemm(x, gate, up, up_scale=jnp.ones((), jnp.bfloat16))
+        jaxgemm.gated_gemm(x, gate, up, up_scale=array(1, "bfloat16"))
     with pytest.raises(ValueError, match="inner dimensions differ"):
-        jaxgemm.gated_gemm(x, gate[1:], up[1:], **scales)
+        jaxgemm.gated_gemm(x, *(array(np.asarray(w)[1:]) for w in (gate, up)), **scales)
     if "int8" in types[0]:
         with pytest.raises(TypeError, match=r"expected floating-point operands, got .*; operands of 8 bits need"):
             jaxgemm.gated_gemm(x, gate, up)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -155,7 +156,7 @@ def test_program(name, rng):
     sharded = [put(x, on, spec) for x, spec in zip(operands, case.specs, strict=True)]
     program = _jit(case, ours("host"), on)
     got = program(*sharded)
-    assert_close(got, case.program(theirs)(*(jnp.asarray(x, jnp.float64) for x in operands)))
+    assert_close(got, case.program(theirs)(*(array(x, np.float64) for x in operands)))
     if case.out is not None:
         assert got.sharding.is_equivalent_to(NamedSharding(on, case.out), got.ndim)
     sent = traffic(program, *sharded)
@@ -171,7 +172,7 @@ def test_program(name, rng):
 def test_auto_is_what_jnp_is(name, dtype, rng):
     """In the bytes that are sent, too: what stands between a product and its epilogue is no wider than in jnp."""
     case, on = CASES[name], mesh()
-    operands = [jnp.asarray(x, dtype) for x in _operands(case, rng)]
+    operands = [array(x, dtype) for x in _operands(case, rng)]
     sharded = [put(x, on, spec) for x, spec in zip(operands, case.specs, strict=True)]
     sent = traffic(_jit(case, ours("auto"), on), *sharded)
     assert sent == traffic(_jit(case, theirs, on), *sharded)
@@ -231,7 +232,7 @@ def test_dot_general_in_any_order(rng):
     dims = (((3, 2), (0, 3)), ((1,), (1,)))
     sharded = put(a, on, P(None, "x", "y")), put(b, on, P(None, "x", None, "y"))
     program = jax.jit(lambda a, b: jaxgemm.dot_general(a, b, dims, kernel="host"))
-    assert_close(program(*sharded), lax.dot_general(*(jnp.asarray(x, jnp.float64) for x in (a, b)), dims))
+    assert_close(program(*sharded), lax.dot_general(*(array(x, np.float64) for x in (a, b)), dims))
     assert_no_more(traffic(program, *sharded), traffic(lambda a, b: lax.dot_general(a, b, dims), *sharded))
 
 
@@ -241,7 +242,7 @@ def test_narrow_types_travel_narrow(rng):
     XLA widens bfloat16 on the CPU, so float16 is what shows it.
     """
     on = mesh()
-    a, b = (jnp.asarray(rng.standard_normal(s), jnp.float16) for s in (A, B))
+    a, b = (array(rng.standard_normal(s), np.float16) for s in (A, B))
     sharded = put(a, on, P(None, "x")), put(b, on, P("x"))
     program = jax.jit(ours("host"))
     assert_close(program(*sharded), jnp.dot(a.astype(jnp.float64), b.astype(jnp.float64)), rtol=2e-3)

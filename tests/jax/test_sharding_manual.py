@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -25,7 +26,7 @@ def arrays(rng, *shapes):
 
 
 def exact(*args):
-    return [jnp.asarray(x, jnp.float64) for x in args]
+    return [array(x, np.float64) for x in args]
 
 
 def loss(f):
@@ -141,7 +142,7 @@ def test_partly_manual_refuses_a_kernel(types, how, rng):
 @pytest.mark.parametrize("how", [{"kernel": "host"}, {"batch_invariant": True}], ids=["kernel", "batch_invariant"])
 def test_a_gated_pair_is_as_on_one_device(how, rng):
     """Products that no other device adds to are as wide as they are on one device, and so have the same bits."""
-    x, gate, up = (jnp.asarray(v, jnp.bfloat16) for v in arrays(rng, A, B, B))
+    x, gate, up = (array(v, jnp.bfloat16) for v in arrays(rng, A, B, B))
     pair = partial(jaxgemm.gated_gemm, **how)
     mapped = jax.shard_map(pair, mesh=mesh(), in_specs=(P(("x", "y")), P(), P()), out_specs=P(("x", "y")))
     np.testing.assert_array_equal(jax.jit(mapped)(x, gate, up), jax.jit(pair)(x, gate, up))

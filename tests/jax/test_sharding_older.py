@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -64,10 +65,10 @@ def test_results_and_gradients_are_lax(name, specs, rng):
     ours, theirs = PRODUCTS[name]
     devices = mesh((2,), ("a",))
     x, w = (
-        jax.device_put(jnp.asarray(rng.standard_normal(shape), jnp.float32), NamedSharding(devices, spec))
+        jax.device_put(array(rng.standard_normal(shape), np.float32), NamedSharding(devices, spec))
         for shape, spec in zip((X, W), specs, strict=True)
     )
-    sizes = jax.device_put(jnp.array([3, 5]), NamedSharding(devices, P()))
+    sizes = jax.device_put(array([3, 5]), NamedSharding(devices, P()))
 
     def both(function):
         value = jax.value_and_grad(lambda x, w, s: jnp.sum(jnp.sin(function(x, w, s))), (0, 1))

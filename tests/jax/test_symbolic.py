@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import export
 
 import jaxgemm
@@ -58,7 +59,7 @@ def symbols(specs, dtype=jnp.float32):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_exported(name, rng):
     function, specs, shapes = PROGRAMS[name]
-    args = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+    args = [array(rng.standard_normal(shape), np.float32) for shape in shapes]
     got = export.export(jax.jit(function))(*symbols(specs)).call(*args)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(function(*args)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from jax.test_util import check_grads
 from twins import EVERY, assert_same, float64, operands, ours, scalar, theirs
@@ -112,8 +113,8 @@ def test_gradients_are_the_slopes(activation, addends, rng):
 @pytest.mark.parametrize("transpose", [(False, False), (False, True), (True, False), (True, True)])
 def test_gradients_of_layouts(kernel, transpose, rng):
     ta, tb = transpose
-    a = jnp.asarray(rng.standard_normal((2, 5, 3) if ta else (2, 3, 5)))
-    b = jnp.asarray(rng.standard_normal((1, 4, 5) if tb else (1, 5, 4)))
+    a = array(rng.standard_normal((2, 5, 3) if ta else (2, 3, 5)))
+    b = array(rng.standard_normal((1, 4, 5) if tb else (1, 5, 4)))
 
     def f(a, b):
         return jaxgemm.gemm(a, b, alpha=-2, transpose_a=ta, transpose_b=tb, kernel=kernel)
@@ -173,10 +174,10 @@ def test_vmap(kernel, activation):
 
 @float64
 def test_nested_vmap(kernel, rng):
-    a = jnp.asarray(rng.standard_normal((2, 3, 4, 5)))
-    b = jnp.asarray(rng.standard_normal((3, 5, 6)))
-    c = jnp.asarray(rng.standard_normal((2, 4, 6)))
-    bias = jnp.asarray(rng.standard_normal((6,)))
+    a = array(rng.standard_normal((2, 3, 4, 5)))
+    b = array(rng.standard_normal((3, 5, 6)))
+    c = array(rng.standard_normal((2, 4, 6)))
+    bias = array(rng.standard_normal((6,)))
 
     def program(f):
         inner = jax.vmap(f, (0, 0, None, None))
@@ -188,7 +189,7 @@ def test_nested_vmap(kernel, rng):
 @float64
 def test_linear_transpose(kernel, rng):
     a, b, _, _ = operands(rng)
-    ct = jnp.asarray(rng.standard_normal((3, 4)))
+    ct = array(rng.standard_normal((3, 4)))
 
     def f(a, b):
         return jaxgemm.gemm(a, b, alpha=0.5, kernel=kernel)

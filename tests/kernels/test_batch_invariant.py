@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from oracle import random
 
 import jaxgemm
@@ -24,9 +25,9 @@ PLATFORMS = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 def rows_agree(platform, dtype, n, k, rows, *, transpose_b=False, rng):
     most = max(rows)
     with jax.default_device(jax.devices(platform)[0]):
-        a = jnp.asarray(random(rng, (most, k), dtype))
-        b = jnp.asarray(random(rng, (n, k) if transpose_b else (k, n), dtype))
-        bias = jnp.asarray(random(rng, (n,), dtype))
+        a = array(random(rng, (most, k), dtype))
+        b = array(random(rng, (n, k) if transpose_b else (k, n), dtype))
+        bias = array(random(rng, (n,), dtype))
 
         def product(a, b, bias):
             return jaxgemm.gemm(a, b, bias=bias, activation="silu", transpose_b=transpose_b, batch_invariant=True)
@@ -63,7 +64,7 @@ def test_every_number_of_rows(rng):
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_matmul_and_dot_general(platform, rng):
     with jax.default_device(jax.devices(platform)[0]):
-        a, b = (jnp.asarray(random(rng, shape, "float32")) for shape in ((64, 96), (96, 40)))
+        a, b = (array(random(rng, shape, "float32")) for shape in ((64, 96), (96, 40)))
         whole = np.asarray(jaxgemm.matmul(a, b, batch_invariant=True))
         assert np.asarray(jaxgemm.matmul(a[5], b, batch_invariant=True)).tobytes() == whole[5].tobytes()
         dims = (((1,), (0,)), ((), ()))
@@ -112,7 +113,7 @@ def test_kernels_that_promise_it_are_in_the_table():
 
 def test_a_mapped_bias_is_added_before_the_result_is_rounded(rng):
     """What vmap composes in jnp has the bits that a kernel's own epilogue gives."""
-    a, b, biases = (jnp.asarray(random(rng, shape, "bfloat16")) for shape in ((16, 96), (96, 40), (3, 40)))
+    a, b, biases = (array(random(rng, shape, "bfloat16")) for shape in ((16, 96), (96, 40), (3, 40)))
 
     def product(bias):
         return jaxgemm.gemm(a, b, bias=bias, batch_invariant=True)

@@ -2,13 +2,15 @@
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import ACTIVATIONS, Product, check_all, dtype_of, operand_eps, random
+from arrays import array
+from oracle import ACTIVATIONS, Product, check_all, dtype_of, operand_eps, random, run_all
 
 import jaxgemm
 
@@ -73,58 +75,62 @@ def test_inf_minus_inf_and_inf_times_zero_are_nan(row):
     assert np.isnan(np.asarray(d, np.float64)[7, :12]).all()
 
 
-@pytest.mark.parametrize("activation", [None, *cases.ACTIVATIONS])
-def test_specials_in_c_and_bias(row, activation, rng):
+def test_specials_in_c_and_bias(row, rng):
     types = floating(row)
-    p = Product.random(rng, (17, 33, 12), types, beta=0.5, bias=True, activation=activation)
-    p.c[2, 3:6] = SPECIAL
-    p.bias[7:10] = SPECIAL
-    c, bias = (x.astype(np.float64) for x in (p.c, p.bias))
-    expected = reference(*p.operands) + 0.5 * c + bias
-    if activation:
-        with np.errstate(invalid="ignore"):
-            expected = ACTIVATIONS[activation](expected)
+    plain = Product.random(rng, (17, 33, 12), types, beta=0.5, bias=True)
+    plain.c[2, 3:6] = SPECIAL
+    plain.bias[7:10] = SPECIAL
+    products = [replace(plain, activation=activation) for activation in (None, *cases.ACTIVATIONS)]
+    c, bias = (x.astype(np.float64) for x in (plain.c, plain.bias))
+    z = reference(*plain.operands) + 0.5 * c + bias
+    for p, result in zip(products, run_all(products, row.name), strict=True):
+        d, expected = result.astype(np.float64), z
+        if p.activation:
+            with np.errstate(invalid="ignore"):
+                expected = ACTIVATIONS[p.activation](z)
             # x * sigmoid(x) and its like are 0 at -inf by their limit, and NaN by their formula: both will do.
-            either = np.isneginf(reference(*p.operands) + 0.5 * c + bias)
-    d = np.asarray(p.run(row.name), np.float64)
-    if activation and np.isnan(expected[either]).any():
-        assert np.all(np.isnan(d[either]) | (d[either] == 0))
-        d[either] = expected[either] = 0
-    assert_same_specials(d, expected)
+            either = np.isneginf(z)
+            if np.isnan(expected[either]).any():
+                assert np.all(np.isnan(d[either]) | (d[either] == 0)), p.activation
+                d[either] = expected[either] = 0
+        assert_same_specials(d, expected)
 
 
 def test_c_is_not_read_when_beta_is_zero(row, types, rng):
     p = Product.random(rng, (33, 65, 17), types)
     c = np.full(p.shape, 77 if types[2] == "int32" else np.nan, dtype_of(p.out))
-    p.check(np.asarray(jaxgemm.gemm(p.a, p.b, c, beta=0, out_dtype=p.out, kernel=row.name)), row.name)
-    p.check(np.asarray(jaxgemm.gemm(p.a, p.b, c, beta=0.0, out_dtype=p.out, kernel=row.name)), row.name)
+
+    def program(a, b, c):
+        return [jaxgemm.gemm(a, b, c, beta=beta, out_dtype=p.out, kernel=row.name) for beta in (0, 0.0)]
+
+    for d in jax.jit(program)(p.a, p.b, c):
+        p.check(np.asarray(d), row.name)
 
 
-def test_infinite_and_nan_scalings(row):
+def scaled_by(row, *scalings):
+    """Results of a product of 36 and a c of 0.5 for each (alpha, beta)."""
     types = floating(row)
     a, b = np.full((5, 6), 2, dtype_of(types[0])), np.full((6, 7), 3, dtype_of(types[1]))
     c = np.full((5, 7), 0.5, dtype_of(types[2]))
-    for alpha, beta, expected in (
-        (np.inf, 0.0, np.inf),
-        (-np.inf, 1.0, -np.inf),
-        (np.nan, 0.0, np.nan),
-        (1.0, np.inf, np.inf),
-        (1.0, np.nan, np.nan),
-        (np.inf, -np.inf, np.nan),
-    ):
-        d = jaxgemm.gemm(a, b, c, alpha=alpha, beta=beta, out_dtype=types[2], kernel=row.name)
+
+    def program(*arrays):
+        return [jaxgemm.gemm(*arrays, alpha=x, beta=y, out_dtype=types[2], kernel=row.name) for x, y in scalings]
+
+    return [np.asarray(d, np.float64) for d in jax.jit(program)(a, b, c)]
+
+
+def test_infinite_and_nan_scalings(row):
+    inf, nan = np.inf, np.nan
+    scalings = (inf, 0.0), (-inf, 1.0), (nan, 0.0), (1.0, inf), (1.0, nan), (inf, -inf)
+    for d, expected in zip(scaled_by(row, *scalings), (inf, -inf, nan, inf, nan, nan), strict=True):
         assert_same_specials(d, np.full((5, 7), expected))
 
 
 def test_subnormal_scalings(row):
     """XLA's threads may take subnormal numbers for zero, but c was passed all the same."""
-    types = floating(row)
-    a, b = np.full((5, 6), 2, dtype_of(types[0])), np.full((6, 7), 3, dtype_of(types[1]))
-    c = np.full((5, 7), 0.5, dtype_of(types[2]))
-    d = jaxgemm.gemm(a, b, c, beta=1e-310, out_dtype=types[2], kernel=row.name)
-    np.testing.assert_array_equal(np.asarray(d, np.float64), 36)
-    d = jaxgemm.gemm(a, b, c, alpha=1e-310, out_dtype=types[2], kernel=row.name)
-    np.testing.assert_array_equal(np.asarray(d, np.float64), 0.5)
+    of_c, of_product = scaled_by(row, (1.0, 1e-310), (1e-310, 1.0))
+    np.testing.assert_array_equal(of_c, 36)
+    np.testing.assert_array_equal(of_product, 0.5)
 
 
 def test_alpha_zero_keeps_nan(row, rng):
@@ -169,6 +175,7 @@ def test_empty_results(row, types, rng):
 
 def test_integers_wrap(row):
     """Sums past 2^31 wrap, as XLA's do."""
+    products = []
     for types in integers(row):
         k = 140_000
         extremes = [int(np.iinfo(t).min or np.iinfo(t).max) for t in types[:2]]
@@ -178,17 +185,18 @@ def test_integers_wrap(row):
         scaled = Product(a[:, :5000], b[:5000], "NN", types[2], types[3], alpha=2**20 + 1, label="a large alpha")
         c = np.array([[2**31 - 1, -(2**31), 5]] * 2, np.int32)
         added = Product(a[:, :4], b[:4], "NN", types[2], types[3], beta=1, c=c, bias=c[0], label="large c and bias")
-        check_all([wrapping, scaled, added], row.name)
+        products += [wrapping, scaled, added]
+    check_all(products, row.name)
 
 
 def test_integer_scalings_are_exact(row, rng):
     """Factors that float32 does not hold."""
-    for types in integers(row):
-        products = [
-            Product.random(rng, (17, 33, 20), types, alpha=alpha, beta=beta, bias=True)
-            for alpha, beta in ((2**24 + 1, 1), (1, -(2**30) - 1), (-(2**31), 2**31 - 1))
-        ]
-        check_all(products, row.name)
+    products = [
+        Product.random(rng, (17, 33, 20), types, alpha=alpha, beta=beta, bias=True)
+        for types in integers(row)
+        for alpha, beta in ((2**24 + 1, 1), (1, -(2**30) - 1), (-(2**31), 2**31 - 1))
+    ]
+    check_all(products, row.name)
 
 
 def test_rows_do_not_depend_on_their_number(row, types, rng):
@@ -215,7 +223,7 @@ def test_results_do_not_alias_c(row, rng):
     """c is an operand, not the result's memory: it is unchanged afterwards."""
     types = row.types[0]
     p = Product.random(rng, (40, 50, 60), types, beta=2)
-    arrays = {name: jnp.asarray(x) for name, x in p.arrays.items()}
+    arrays = {name: array(x) for name, x in p.arrays.items()}
     p.check(np.asarray(p.call(arrays, row.name)), row.name)
     for name, x in p.arrays.items():
         assert np.asarray(arrays[name]).tobytes() == x.tobytes(), name
@@ -247,7 +255,7 @@ def test_chains(row, rng):
         expected = x.astype(np.float64)
         for i in range(length):
             expected = expected @ w[i].astype(np.float64) + 0.5 * expected
-        keep.append(jnp.asarray(x))  # so that the next input lies elsewhere
+        keep.append(array(x))  # so that the next input lies elsewhere
         error = np.linalg.norm(np.asarray(chain(keep[-1], w), np.float64) - expected)
         eps = max(float(jnp.finfo(dtype).eps), 2 * operand_eps(row.name, dtype))
         assert error <= 4 * length * eps * np.linalg.norm(expected)

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import Product, check_all, random
+from oracle import Product, check_all, random, run_all
 
 import jaxgemm
 from jaxgemm.choice.resolve import check
@@ -96,16 +97,17 @@ def test_activations_where_they_saturate(row):
         pytest.skip("integers take relu only")
     extremes = np.array([0.0, -0.0, 1e-6, -1e-6, 0.5, -0.5, 3, -3, 9, -9, 20, -20, 89, -89, 105, -105, 800, -800, 3e4])
     a = np.concatenate([extremes, np.linspace(-12, 12, 400)]).reshape(-1, 1).astype(np.float32)
-    for t in row.types:
+    products = []
+    for t in cases.covering(row.types):
         if integral(t):
             continue
         x, b = a.astype(jnp.dtype(t[0])), np.ones((1, 8), jnp.dtype(t[1]))
         x = x[np.isfinite(x).all(axis=1)]  # those that the type holds
-        products = [
+        products += [
             Product(x, b, "NN", t[2], t[3], activation=activation, label=f"{t} {activation}")
             for activation in cases.ACTIVATIONS
         ]
-        check_all(products, row.name)
+    check_all(products, row.name)
 
 
 def configurations(row, types, name, value, at_most=3):
@@ -121,19 +123,20 @@ def configurations(row, types, name, value, at_most=3):
 
 
 def test_options(row, option, rng):
-    """Each documented value once: alone or with the values of other options that it needs."""
-    ran = 0
-    for types in row.types:
+    """Each documented value once: alone or with the values of other options that it needs. All in one program."""
+    every = [(name, value) for name, values in row.options.items() for value in values or cases.FREE_OPTION_VALUES]
+    products = []
+    for types in cases.in_turn(row.types, every.index(option)):
         alpha, beta = scalings(types)[4]
-        products = [
+        given = [
             Product.random(rng, shape, types, layout, **epilogue)
             for shape, layout in (((256, 256, 128), "NN"), ((127, 129, 131), "NT"), ((17, 33, 65), "TN"))
             for epilogue in ({}, {"alpha": alpha, "beta": beta, "bias": True})
         ]
         for options in configurations(row, types, *option):
-            check_all([p for p in products if takes(p, row, **options)], row.name, **options)
-            ran += 1
-    assert ran, f"no type takes {option[0]} = {option[1]}, whatever the other options"
+            products += [replace(p, options=options, label=f"{p.label} {types} {options}") for p in given]
+    assert products, f"no type takes {option[0]} = {option[1]}, whatever the other options"
+    check_all([p for p in products if takes(p, row)], row.name)
 
 
 def test_operands_of_other_types(row, rng):
@@ -142,7 +145,11 @@ def test_operands_of_other_types(row, rng):
     c, bias = random(rng, (33,), "float64"), random(rng, (33,), "float16")
     if ("float32",) * 4 not in row.types:
         pytest.skip("the kernel takes no float32")
-    d = jaxgemm.gemm(a, b, c, bias=bias, out_dtype=jnp.float16, activation="tanh", kernel=row.name)
+    d = jax.jit(
+        lambda a, b, c, bias: jaxgemm.gemm(
+            a, b, c, bias=bias, out_dtype=jnp.float16, activation="tanh", kernel=row.name
+        )
+    )(a, b, c, bias)
     assert d.dtype == jnp.float16
     expected = np.tanh(a.astype(np.float64) @ b + c + bias)
     np.testing.assert_allclose(np.asarray(d, np.float64), expected, rtol=1e-2, atol=1e-2)
@@ -151,7 +158,7 @@ def test_operands_of_other_types(row, rng):
 def test_array_scalings(row, rng):
     types = row.types[0]
     p = Product.random(rng, (17, 33, 24), types, alpha=2, beta=-3)
-    alpha, beta = jnp.asarray(2, p.out), jnp.asarray(-3, p.out)
+    alpha, beta = array(2, p.out), array(-3, p.out)
 
     def program(a, b, c, alpha, beta):
         return jaxgemm.gemm(a, b, c, alpha=alpha, beta=beta, out_dtype=p.out, kernel=row.name)
@@ -160,11 +167,10 @@ def test_array_scalings(row, rng):
 
 
 def test_eager_and_jit_agree_bitwise(row, types, rng):
-    for shape in ((127, 129, 131), (128, 128, 512)):
-        p = Product.random(rng, shape, types, "NT", beta=1, bias=True)
+    products = [Product.random(rng, s, types, "NT", beta=1, bias=True) for s in ((127, 129, 131), (128, 128, 512))]
+    for p, jitted in zip(products, run_all(products, row.name), strict=True):
         eager = p.run(row.name)
         p.check(eager, row.name)
-        jitted = np.asarray(jax.jit(lambda x, p=p: p.call(x, row.name))(p.arrays))
         assert eager.tobytes() == jitted.tobytes()
 
 
@@ -172,17 +178,18 @@ def test_runs_agree_bitwise(row, types, rng):
     """A result that moves from run to run is a race, wherever the table promises the same bits."""
     if not row.deterministic:
         pytest.skip(f"{row.name} does not promise the same bits")
-    for shape in ((255, 257, 63), (64, 64, 20000), (512, 384, 256)):
-        p = Product.random(rng, shape, types)
-        run = jax.jit(lambda x, p=p: p.call(x, row.name))
-        arrays = {name: jnp.asarray(x) for name, x in p.arrays.items()}
-        first = np.asarray(run(arrays)).tobytes()
-        assert all(np.asarray(run(arrays)).tobytes() == first for _ in range(4)), p.label
+    products = [Product.random(rng, shape, types) for shape in ((255, 257, 63), (64, 64, 20000), (512, 384, 256))]
+    arrays = [{name: array(x) for name, x in p.arrays.items()} for p in products]
+    run = jax.jit(lambda given: [p.call(x, row.name) for p, x in zip(products, given, strict=True)])
+    first = [np.asarray(x).tobytes() for x in run(arrays)]
+    for _ in range(4):
+        for p, before, x in zip(products, first, run(arrays), strict=True):
+            assert np.asarray(x).tobytes() == before, p.label
 
 
-def takes(p, row, **options):
+def takes(p, row):
     try:
-        jaxgemm.explain(lambda x: p.call(x, row.name, **options), p.arrays, platform=row.platform)
+        jaxgemm.explain(lambda x: p.call(x, row.name), p.arrays, platform=row.platform)
     except jaxgemm.UnsupportedError:
         return False
     return True

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from group_cases import FORMS, KINDS, Grouped, run
 
 import jaxgemm
@@ -173,7 +174,7 @@ def test_groups_are_isolated(kernel, every, form, rng):
             out, pull = jax.vjp(product, arrays["lhs"], arrays["rhs"])
             return out, *pull(ct)
 
-        outs = [map(np.asarray, both(group_cases.on_device(p.arrays), jnp.asarray(ct))) for p in (clean, spoilt)]
+        outs = [map(np.asarray, both(group_cases.on_device(p.arrays), array(ct))) for p in (clean, spoilt)]
         (out, dx, dw), (got, got_dx, got_dw) = outs
         for group in set(rows) - {1, 2}:
             for one, other in ((out, got), (dx, got_dx)):

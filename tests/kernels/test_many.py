@@ -4,9 +4,9 @@ a call of them must be."""
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from calls import ints
 from fuzz_many import TILES
 from guards import guarded, wrote_outside
@@ -62,7 +62,7 @@ def program(layout="NN", **keywords):
 
 
 def on_device(given):
-    return [jnp.asarray(x) for x in given]
+    return [array(x) for x in given]
 
 
 def run(a, b, out, layout="NN", **keywords):

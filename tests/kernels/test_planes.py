@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from oracle import ACTIVATIONS, STEEPEST, random
+from scipy import special
 
 import jaxgemm
 from jaxgemm.choice.resolve import least_exact
@@ -67,17 +68,39 @@ def stored(a, b, layout):
 
 
 def product(a, b, precision, layout="NN", **keywords):
+    (got,) = products([call(a, b, precision, layout, **keywords)])
+    return got
+
+
+def call(a, b, precision, layout="NN", **keywords):
+    """Arrays and keywords of a product."""
     a, b, transposed = stored(a, b, layout)
-    run = jax.jit(lambda a, b: jaxgemm.gemm(a, b, precision=precision, kernel="sm90", **transposed, **keywords))
-    return np.asarray(run(a, b))
+    keywords |= {"precision": precision, "kernel": "sm90", **transposed}
+    arrays = {"a": a, "b": b} | {name: x for name, x in keywords.items() if isinstance(x, np.ndarray)}
+    return arrays, {name: x for name, x in keywords.items() if name not in arrays}
+
+
+def products(calls):
+    """The results of all calls by one program."""
+
+    def program(given):
+        return [jaxgemm.gemm(**arrays, **keywords) for arrays, (_, keywords) in zip(given, calls, strict=True)]
+
+    return [np.asarray(x) for x in jax.jit(program)([arrays for arrays, _ in calls])]
+
+
+def check_all(given):
+    """Of (a, b, precision, layout)."""
+    for (a, b, precision, _), got in zip(given, products([call(*x) for x in given]), strict=True):
+        check(got, precision, a, b)
 
 
 @pytest.mark.parametrize("precision", PRESETS)
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 def test_shapes(precision, layout, rng):
-    for m, n, k in SHAPES:
-        a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
-        check(product(a, b, precision, layout), precision, a, b)
+    check_all(
+        [(random(rng, (m, k), "float32"), random(rng, (k, n), "float32"), precision, layout) for m, n, k in SHAPES]
+    )
 
 
 @pytest.mark.parametrize("precision", PRESETS)
@@ -87,9 +110,9 @@ def test_kinds_of_data(precision, rng):
     normal = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
     wide = [x * np.exp2(rng.integers(-20, 20, x.shape)).astype(np.float32) for x in normal]
     cancelling = np.concatenate([normal[0], normal[0]], 1), np.concatenate([normal[1], -normal[1]], 0)
-    softmax = np.asarray(jax.nn.softmax(4 * normal[0]))
-    for a, b in (normal, map(abs, normal), wide, cancelling, (softmax, normal[1])):
-        check(product(a, b, precision), precision, a, b)
+    rows = special.softmax(4 * normal[0], axis=-1)
+    given = normal, map(abs, normal), wide, cancelling, (rows, normal[1])
+    check_all([(a, b, precision, "NN") for a, b in given])
 
 
 @pytest.mark.parametrize(("tile_m", "tile_n"), TILES)
@@ -104,30 +127,39 @@ def test_options(tile_m, tile_n, rng):
         "grid": (1, 2),
         "slabs": (1, 3),
     }
-    for values in itertools.product(*options.values()):
-        given = dict(zip(options, values, strict=True), tile_m=tile_m, tile_n=tile_n, walk_height=2)
-        check(product(a, b, "highest", **given), "highest", a, b)
+    every = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
+    given = [call(a, b, "highest", **x, tile_m=tile_m, tile_n=tile_n, walk_height=2) for x in every]
+    exact, limit = a.astype(np.float64) @ b, bound("highest", a, b)
+    for x, got in zip(every, products(given), strict=True):
+        assert (abs(got - exact) <= limit).all(), x
 
 
 @pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3", SCALED])
 @pytest.mark.parametrize("tail", [2, 3, 8])
 def test_tails(tail, precision, rng):
     """Tiles beyond whole waves are cut along k: with C and a bias in slabs, whatever is swapped, and few steps."""
+    calls, operands = [], []
     for (m, n, k), swap, slabs in (((1900, 1500, 130), 1, 1), ((1500, 1901, 700), 2, 2), ((2000, 1300, 60), 1, 1)):
         a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
-        given = {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "cluster_n": 1, "swap": swap, "slabs": slabs}
-        check(product(a, b, precision, tail=tail, **given), precision, a, b)
         c, bias = random(rng, (m, n), "float32"), random(rng, (n,), "float32")
-        got = product(a, b, precision, tail=tail, c=c, beta=2.0, bias=bias, activation="relu", **given)
-        z = a.astype(np.float64) @ b + 2.0 * c + bias
-        assert (abs(got - np.maximum(z, 0)) <= bound(precision, a, b) + 2.0**-19 * (abs(z) + abs(c) + abs(bias))).all()
+        given = {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "cluster_n": 1, "swap": swap, "slabs": slabs}
+        for more in ({}, {"c": c, "beta": 2.0, "bias": bias, "activation": "relu"}):
+            calls.append(call(a, b, precision, tail=tail, **given, **more))
+        operands.append((a, b, c, bias))
+    results = products(calls)
+    for (a, b, c, bias), plain, got in zip(operands, results[::2], results[1::2], strict=True):
+        exact, limit = a.astype(np.float64) @ b, bound(precision, a, b)
+        assert (abs(plain - exact) <= limit).all()
+        z = exact + 2.0 * c + bias
+        assert (abs(got - np.maximum(z, 0)) <= limit + 2.0**-19 * (abs(z) + abs(c) + abs(bias))).all()
 
 
 def test_single_parts_have_tiles_of_16_bits(rng):
     """Operands that are rounded once are multiplied as any of bfloat16 are, in slabs too."""
     a, b = random(rng, (513, 1000), "float32"), random(rng, (1000, 300), "float32")
-    for options in ({"tile_n": 256}, {"tile_n": 96, "swap": 2}, {"split_k": 5}, {"slabs": 3, "tile_m": 64}):
-        check(product(a, b, "BF16_BF16_F32", **options), "BF16_BF16_F32", a, b)
+    options = {"tile_n": 256}, {"tile_n": 96, "swap": 2}, {"split_k": 5}, {"slabs": 3, "tile_m": 64}
+    for got in products([call(a, b, "BF16_BF16_F32", **given) for given in options]):
+        check(got, "BF16_BF16_F32", a, b)
 
 
 @pytest.mark.parametrize("slabs", [1, 2, 7])
@@ -136,34 +168,37 @@ def test_epilogue(slabs, rng):
     for m, n, k in ((300, 200, 500), (65, 33, 1000)):
         a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
         c, bias = random(rng, (m, n), "float32"), random(rng, (n,), "float32")
-        z = 0.5 * (a.astype(np.float64) @ b) + 2.0 * c + bias
-        for activation in (None, *ACTIVATIONS):
-            got = product(a, b, "highest", c=c, alpha=0.5, beta=2.0, bias=bias, activation=activation, slabs=slabs)
+        z, limit = 0.5 * (a.astype(np.float64) @ b) + 2.0 * c + bias, bound("highest", a, b)
+        given = {"c": c, "alpha": 0.5, "beta": 2.0, "bias": bias, "slabs": slabs}
+        activations = (None, *ACTIVATIONS)
+        calls = [call(a, b, "highest", activation=activation, **given) for activation in activations]
+        for activation, got in zip(activations, products(calls), strict=True):
             expected = z if activation is None else ACTIVATIONS[activation](z)
-            error = STEEPEST * bound("highest", a, b) + 2.0**-19 * (abs(z) + abs(expected) + abs(c) + abs(bias))
+            error = STEEPEST * limit + 2.0**-19 * (abs(z) + abs(expected) + abs(c) + abs(bias))
             assert (abs(got - expected) <= error).all(), activation
 
 
 @pytest.mark.parametrize("batches", cases.BATCHES)
 def test_batches(batches, rng):
     a, b = random(rng, (*batches[0], 70, 130), "float32"), random(rng, (*batches[1], 130, 90), "float32")
-    for layout in ("NN", "TT"):
-        check(product(a, b, "highest", layout), "highest", a, b)
+    check_all([(a, b, "highest", layout) for layout in ("NN", "TT")])
 
 
 @pytest.mark.parametrize("precision", WHOLE)
 def test_parts_hold_all_bits(precision, rng):
     """A times the identity is A, and one-hot rows times a matrix are its rows, bit for bit."""
+    calls, wanted = [], []
     for extent in (1, 64, 257):
         x = random(rng, (extent, extent), "float32") * np.exp2(rng.integers(-110, 110, (extent, extent))).astype(
             np.float32
         )
         x = np.where(abs(x) < 2.0**-124, np.float32(1.5), x).astype(np.float32)
         identity = np.eye(extent, dtype=np.float32)
-        np.testing.assert_array_equal(product(x, identity, precision), x)
-        np.testing.assert_array_equal(product(identity, x, precision), x)
         rows = rng.integers(0, extent, 300)
-        np.testing.assert_array_equal(product(identity[rows], x, precision), x[rows])
+        calls += [call(*given, precision) for given in ((x, identity), (identity, x), (identity[rows], x))]
+        wanted += [x, x, x[rows]]
+    for got, want in zip(products(calls), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45, -2e-42, 1.2e-38, 3e-39, 1.0, 3.4e38, -3.4028235e38)
@@ -173,10 +208,12 @@ SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45, -2e-42, 1.2e-38, 3e-39, 1.
 def test_special_values(precision, rng):
     """Alone and beside ordinary values: in their own row and column as exact arithmetic has it, elsewhere nothing."""
     a, b = random(rng, (len(SPECIAL), 70), "float32"), random(rng, (70, len(SPECIAL)), "float32")
+    given = []
     for alone in (False, True):
         x, y = (np.zeros_like(a), np.zeros_like(b)) if alone else (a.copy(), b.copy())
         x[:, 5] = y[5, :] = SPECIAL
-        got = product(x, y, precision)
+        given.append((x, y))
+    for (x, y), got in zip(given, products([call(x, y, precision) for x, y in given]), strict=True):
         with np.errstate(all="ignore"):
             terms = x.astype(np.float64)[:, :, None] * y.astype(np.float64)[None]
             expected = terms.sum(1)
@@ -202,12 +239,11 @@ def test_near_the_largest(rng):
     b *= np.float32(2.0**64)
     scale = np.finfo(np.float32).max * (1 - 2.0**-19) / (abs(a.astype(np.float64)) @ abs(b)).max()
     b = (b * scale).astype(np.float32)
-    for precision in (*WHOLE, SCALED):
-        got = product(a, b, precision)
-        assert np.isfinite(got).all()
+    precisions = (*WHOLE, SCALED)
+    results = products([call(a, y, precision) for precision in precisions for y in (b, abs(b))])
+    assert all(np.isfinite(got).all() for got in results)
+    for precision, got in zip(precisions, results[::2], strict=True):
         check(got, precision, a, b)
-        got = product(a, abs(b), precision)
-        assert np.isfinite(got).all()
 
 
 def test_slabs_that_the_workspace_asks_for(rng):
@@ -278,40 +314,43 @@ def test_runs_agree(rng):
 def test_algorithm_objects(rng):
     """A lax.DotAlgorithm that names the same has the same bits."""
     a, b = random(rng, (100, 300), "float32"), random(rng, (300, 60), "float32")
-    for products, preset in zip((1, 3, 6, 9), BF16, strict=True):
-        given = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, jnp.float32, num_primitive_operations=products)
+    for count, preset in zip((1, 3, 6, 9), BF16, strict=True):
+        given = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, jnp.float32, num_primitive_operations=count)
         np.testing.assert_array_equal(product(a, b, given), product(a, b, preset))
 
 
 def test_the_guard(rng):
     """One number that scaled parts would lose, wherever it is, and the product has BF16_BF16_F32_X6's bits."""
     m, n, k = 200, 130, 1000
-    same = {"tile_m": 128, "tile_n": 128, "split_k": 1}
+    same = {"tile_m": 128, "tile_n": 128, "split_k": 1, "kernel": "sm90"}
+    run = jax.jit(lambda a, b: [jaxgemm.gemm(a, b, precision=x, **same) for x in (SCALED, "BF16_BF16_F32_X6")])
     a, b = random(rng, (m, k), "float32"), random(rng, (k, n), "float32")
     a, b = (np.where(abs(x) < 1e-3, np.float32(1e-3), x) for x in (a, b))
-    scaled, exact = (product(a, b, x, **same) for x in (SCALED, "BF16_BF16_F32_X6"))
+    scaled, exact = map(np.asarray, run(a, b))
     assert (scaled != exact).any()
     for side, row, column in ((0, 17, 999), (0, 199, 0), (1, 0, 129), (1, 700, 3)):
         for small in (1e-14, -1e-30, 1e-45):
             x, y = a.copy(), b.copy()
             (x, y)[side][row, column] = small
-            np.testing.assert_array_equal(product(x, y, SCALED, **same), product(x, y, "BF16_BF16_F32_X6", **same))
+            np.testing.assert_array_equal(*run(x, y))
     # Zeros are none, nor is what is small in a row of its likes.
     x, y = a.copy(), b.copy()
     x[5], x[7, 3:], y[:, 4] = 0, 0, 1e-30 * y[:, 4]
-    assert (product(x, y, SCALED, **same) != product(x, y, "BF16_BF16_F32_X6", **same)).any()
+    scaled, exact = map(np.asarray, run(x, y))
+    assert (scaled != exact).any()
 
 
 @pytest.mark.parametrize("precision", [SCALED, "highest"])
 def test_rows_of_one_huge_value(precision, rng):
     """Rows and columns of one huge and many tiny values, of which none is lost."""
     a, b = random(rng, (130, 300), "float32"), random(rng, (300, 70), "float32")
+    given = []
     for huge in (2.0**12, 2.0**30, 2.0**45, 2.0**100):
         x, y = a.copy(), b.copy()
         x[3, 7] *= huge
         y[9, 11] *= huge
-        for layout in cases.LAYOUTS:
-            check(product(x, y, precision, layout), precision, x, y)
+        given += [(x, y, precision, layout) for layout in cases.LAYOUTS]
+    check_all(given)
 
 
 def test_scaled_batches_are_not_scaled(rng):

@@ -68,3 +68,23 @@ SHORT_ACTIVATIONS = tuple(re.findall(r'"(\w+)", CodeLength::kShort', _TABLE))
 
 #: What a test gives an option whose row lists no values: any integer from 0 up.
 FREE_OPTION_VALUES = (0, 1, 2, 3, 7)
+
+
+def covering(types: tuple[tuple[str, ...], ...]) -> list[tuple[str, ...]]:
+    """A kernel's types (of a, b, d, sums), but of 8-bit floats each pair once, whose results take turns. A pair's types
+    differ in how a result is written alone, and test_bytes.py has every one.
+    """
+    floats = [t for t in types if t[0].startswith("float8")]
+    pairs = list(dict.fromkeys(t[:2] for t in floats))
+    turns = [[t for t in floats if t[:2] == pair] for pair in pairs]
+    kept = {results[i % len(results)] for i, results in enumerate(turns)}
+    return [t for t in types if t not in floats or t in kept]
+
+
+def in_turn(types: tuple[tuple[str, ...], ...], turn: int) -> list[tuple[str, ...]]:
+    """For what is tested many times: of 8-bit integers, and of 8-bit floats, one pair each, which take turns."""
+    kept = covering(types)
+    for kind in ("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2"):
+        pairs = [t for t in kept if t[0] in kind]
+        kept = [t for t in kept if t not in pairs or t == pairs[turn % len(pairs)]]
+    return kept

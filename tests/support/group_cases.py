@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from arrays import array
 from jax import lax
 from oracle import Gated, Product, coarser, compare, dtype_of, finite, poison, random
 
@@ -329,4 +330,4 @@ def run(program: Callable[..., jax.Array], p: Grouped, arrays: dict[str, np.ndar
 
 
 def on_device(arrays: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    return {name: jnp.asarray(x) for name, x in arrays.items()}
+    return {name: array(x) for name, x in arrays.items()}

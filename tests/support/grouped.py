@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +31,25 @@ def owned(sizes, rows, held, offset=0):
     return found, owner[found]
 
 
+def compiled(function):
+    """A function of ``sizes``, and perhaps of an ``offset``, compiled for each of them: else each step would be."""
+    signature = inspect.signature(function)
+    static = {"sizes", "offset", "activation"} & {*signature.parameters}
+    program = jax.jit(function, static_argnames=sorted(static))
+
+    @functools.wraps(function)
+    def call(*args, **keywords):
+        given = signature.bind(*args, **keywords).arguments
+        given["sizes"] = tuple(int(size) for size in np.asarray(given["sizes"]))
+        return program(**given)
+
+    return call
+
+
 # All groups in one operation: one for each would be compiled for each size.
 
 
+@compiled
 def by_rows(x, w, sizes, offset=0):
     """Each row times its group's weights, in float64 and differentiable."""
     x, w = (jnp.asarray(v, jnp.float64) for v in (x, w))
@@ -38,6 +57,7 @@ def by_rows(x, w, sizes, offset=0):
     return jnp.zeros((x.shape[0], w.shape[2])).at[rows].set(jnp.einsum("mk,mkn->mn", x[rows], w[groups]))
 
 
+@compiled
 def by_sums(x, y, sizes):
     """The sum over each group's rows, in float64 and differentiable."""
     x, y = (jnp.asarray(v, jnp.float64) for v in (x, y))

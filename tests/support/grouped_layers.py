@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from grouped import by_rows, owned
+from grouped import by_rows, compiled, owned
 from twins import JNP
 
 import jaxgemm
@@ -43,12 +43,14 @@ def _gated(x: Any, w: Any, up: Any, sizes: Any, **keywords: Any) -> jax.Array:
     return jaxgemm.ragged_gated(x, w, up, sizes, **keywords)
 
 
+@compiled
 def _exact_fused(x: Any, w: Any, bias: Any, sizes: Any, offset: int = 0, activation: str | None = "silu") -> jax.Array:
     z = by_rows(x, w, sizes, offset)
     rows, groups = owned(sizes, x.shape[0], w.shape[0], offset)
     return z.at[rows].set(JNP[activation](z[rows] + jnp.asarray(bias, jnp.float64)[groups]))
 
 
+@compiled
 def _exact_gated(x: Any, w: Any, up: Any, sizes: Any, offset: int = 0, activation: str | None = "silu") -> jax.Array:
     return JNP[activation](by_rows(x, w, sizes, offset)) * by_rows(x, up, sizes, offset)
 

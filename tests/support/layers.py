@@ -1,8 +1,8 @@
 """What the tests of layers ask of two models: their products, their bits, their results."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from arrays import array
 from jax import lax
 from jaxprs import equations
 
@@ -34,4 +34,4 @@ def close(a, b, eps=2e-6):
 
 def shaken(tree, rng):
     """Parameters away from their initial values, since biases start at zero."""
-    return jax.tree.map(lambda x: x + jnp.asarray(0.3 * rng.standard_normal(x.shape), x.dtype), tree)
+    return jax.tree.map(lambda x: x + array(0.3 * rng.standard_normal(x.shape), x.dtype), tree)

@@ -7,6 +7,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from arrays import array
 from flax import nnx
 
 import jaxgemm.flax.linen as our_linen
@@ -37,11 +38,11 @@ def linen(**options):
 def initial(rng, **options):
     """Parameters by name, biases of 0 mean included; drawn by NumPy, which compiles nothing."""
     shapes = jax.eval_shape(linen(**options).init, jax.random.key(0), jnp.zeros((1, F)))["params"]
-    return jax.tree.map(lambda s: jnp.asarray(0.4 * rng.standard_normal(s.shape), s.dtype), shapes)
+    return jax.tree.map(lambda s: array(0.4 * rng.standard_normal(s.shape), s.dtype), shapes)
 
 
 def tokens(rng, *shape):
-    return jnp.asarray(rng.standard_normal((*shape, F)), jnp.float32)
+    return array(rng.standard_normal((*shape, F)), np.float32)
 
 
 def apply(options, params, x):

@@ -6,7 +6,7 @@ For a long sum it is loose; there the Frobenius norm, in which random errors add
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from arrays import array
 from scipy import special
 
 import jaxgemm
@@ -84,6 +85,7 @@ class Product:
     precision: Any = None
     a_scale: np.ndarray | None = None
     b_scale: np.ndarray | None = None
+    options: dict[str, int] = field(default_factory=dict)
     label: str = ""
 
     @classmethod
@@ -141,11 +143,11 @@ class Product:
         return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
 
     def call(self, arrays: dict[str, Any], kernel: str, **options: int) -> jax.Array:
-        return jaxgemm.gemm(**arrays, **{**self.keywords, **options}, kernel=kernel)
+        return jaxgemm.gemm(**arrays, **{**self.keywords, **self.options, **options}, kernel=kernel)
 
     def run(self, kernel: str, **options: int) -> np.ndarray:
         """The result, computed eagerly into recycled memory."""
-        arrays = {name: jnp.asarray(x) for name, x in self.arrays.items()}
+        arrays = {name: array(x) for name, x in self.arrays.items()}
         poison([self.shape], self.out)
         return np.asarray(self.call(arrays, kernel, **options))
 
@@ -280,9 +282,16 @@ def compare(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None
         )
 
 
+def with_options(products: list[Product], **options: int) -> list[Product]:
+    """The same products by these options of a kernel, for a program that has them with several."""
+    return [replace(p, options=options, label=f"{p.label} {options}") for p in products]
+
+
 def run_all(products: list[Product], kernel: str, **options: int) -> list[np.ndarray]:
     """Every product by one compiled program (compiling is most of a small test's time)."""
-    arrays = [{name: jnp.asarray(x) for name, x in p.arrays.items()} for p in products]
+    every = {id(x): x for p in products for x in p.arrays.values()}
+    on_device = {key: array(x) for key, x in every.items()}  # once, whatever options it is multiplied with
+    arrays = [{name: on_device[id(x)] for name, x in p.arrays.items()} for p in products]
 
     def program(arrays: list[dict[str, jax.Array]]) -> list[jax.Array]:
         return [p.call(x, kernel, **options) for p, x in zip(products, arrays, strict=True)]
@@ -341,7 +350,7 @@ def poison(shapes: list[tuple[int, ...]], dtype: str) -> None:
     kind = dtype_of(dtype)
     value = 0x5A5A5A5A if np.issubdtype(kind, np.integer) else np.nan
     sizes = [int(np.prod(shape)) for shape in shapes]
-    poisoned = [jnp.array(np.full(n, value, kind), copy=True) for n in sizes * 3 if n]
+    poisoned = [jax.device_put(np.full(n, value, kind), may_alias=False) for n in sizes * 3 if n]
     jax.block_until_ready(poisoned)
     for x in poisoned:
         x.delete()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 
 import jaxgemm
 from jaxgemm.epilogue import ACTIVATIONS
@@ -48,7 +49,7 @@ def theirs(activation="gelu"):
 
 
 def operands(rng, m=3, n=4, k=5, dtype=np.float64):
-    return tuple(jnp.asarray(rng.standard_normal(s), dtype) for s in ((m, k), (k, n), (m, n), (n,)))
+    return tuple(array(rng.standard_normal(s), dtype) for s in ((m, k), (k, n), (m, n), (n,)))
 
 
 def assert_same(got, expected, rtol=1e-11):

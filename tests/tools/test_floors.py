@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 
 from jaxgemm.measure import bench
 
@@ -45,7 +46,7 @@ def test_its_results(script, monkeypatch, tmp_path, capsys):
 def test_every_vector_is_read_and_written(script, rng):
     """A vector of the result has bits of the vectors that its thread read, so that none can be left out."""
     target = script.ready(jax.devices("cuda")[0])
-    a, b = (jnp.asarray(rng.integers(1, 2**32, shape, np.uint32)) for shape in ((33, 128), (128, 100)))
+    a, b = (array(rng.integers(1, 2**32, shape, np.uint32)) for shape in ((33, 128), (128, 100)))
     result = jax.ShapeDtypeStruct((33, 100), jnp.uint32)
     d = jax.jit(jax.ffi.ffi_call(target, result))(a, b)
     read = np.concatenate([np.asarray(x).ravel() for x in (a, b)]).reshape(-1, 4)

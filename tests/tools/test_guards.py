@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from oracle import dtype_of, random
 
 import jaxgemm
@@ -109,7 +110,7 @@ def test_a_workspace_that_is_left(monkeypatch, write, rng):
         return found
 
     monkeypatch.setattr(guards, "_inner", moved)
-    a, b = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((6, 5), (5, 8)))
+    a, b = (array(rng.standard_normal(s), np.float32) for s in ((6, 5), (5, 8)))
     results = [jax.ShapeDtypeStruct((6, 8), jnp.float32), jax.ShapeDtypeStruct((size,), jnp.uint8)]
     ints = {name: np.array(x, np.int64) for name, x in {"a": [0, 5, 0, 0], "b": [0, 8, 0, 0], "config": []}.items()}
     ints["dims"] = np.array([6, 8, 5, 1, 1], np.int64)

@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         "bench", help="ours beside XLA's paths", description=_BENCH, epilog=_EXAMPLES, formatter_class=form
     )
     run.add_argument("--shapes", type=_checked(parse_shapes), help="MxNxK or MxNxK@batch, several separated by commas")
-    run.add_argument("--dtype", type=_listed(parse_dtype), default=["float32"], help=f"one or more of {_names()}")
+    run.add_argument(
+        "--dtype", type=_listed(parse_dtype), default=["float32"], help=f"one or more of {_names()} (default f32)"
+    )
     run.add_argument(
         "--layout",
         type=_listed(_layout),
@@ -96,12 +98,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     for extent in ("M", "N", "K"):
         explain.add_argument(extent, type=_checked(_extent))
-    explain.add_argument("--dtype", type=_checked(parse_dtype), default="float32", help=f"one of {_names()}")
+    explain.add_argument(
+        "--dtype", type=_checked(parse_dtype), default="float32", help=f"one of {_names()} (default f32)"
+    )
     explain.add_argument("--layout", type=_checked(_layout), default="NN", help="NN, NT, TN or TT (default NN)")
     explain.add_argument("--batch", type=_checked(_extent), help="a leading batch dimension")
-    explain.add_argument("--kernel", type=_checked(_kernel), default="auto", help="default auto")
+    explain.add_argument(
+        "--kernel", type=_checked(_kernel), default="auto", help="as in sm90:tile_m=128 (default auto)"
+    )
     explain.add_argument("--precision", choices=PRECISIONS, default="highest", help=_PRECISION)
-    explain.add_argument("--device", metavar="NAME", help='as on this one: cpu, the GPU here, or "NVIDIA H200"')
+    explain.add_argument("--device", metavar="NAME", help='to explain for: cpu, the GPU here, or "NVIDIA H200"')
     explain.set_defaults(run=_explain, parser=explain)
     return parser
 

@@ -144,8 +144,8 @@ constexpr int kLineBytes = 128, kStepK16 = kLineBytes / 2;
 constexpr int step_k(DType operand) { return kLineBytes / static_cast<int>(dtype_bytes(operand)); }
 constexpr int step_k(const GemmProblem& p) { return step_k(p.a.dtype); }
 
-// Elements of 16 bits in a line of L2 (128 bytes). Rows that begin in the middle of a line take longer to load and
-// store.
+// Elements of 16 bits in a line of L2 (128 bytes). Rows that begin in the middle of a line take longer to
+// load and store.
 constexpr int64_t kL2Line = 64;
 constexpr bool whole_lines(int64_t pitch) { return pitch % kL2Line == 0; }
 

@@ -300,8 +300,8 @@ double read_again(const Case& x) {
   const double row_bytes = x.bytes * double(x.s.k) * x.planes / x.c.split_k,
                height = std::min(double(x.c.walk_height), u.rows);
   const double row = row_bytes * x.t.tile_m * x.c.cluster_m,
-               column = row_bytes * x.t.tile_n * x.c.cluster_n;     // of units
-  const double abreast = std::max(1.0, u.running() / height);  // columns of a swath that run at a time
+               column = row_bytes * x.t.tile_n * x.c.cluster_n;  // of units
+  const double abreast = std::max(1.0, u.running() / height);    // columns of a swath that run at a time
   const auto lost = [](double bytes) { return std::max(0.0, 1 - kL2Capacity / bytes); };
   const double rows =
       std::max(0.0, u.columns / abreast - 1) * u.rows * row * lost(height * row + abreast * column);

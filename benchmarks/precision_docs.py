@@ -75,9 +75,9 @@ and `kernel="sm90"` refuses.
 
 "highest" is for solvers, fits, and whatever counts on float32. `TF32_TF32_F32_X3` has half of X6's products, and suits
 what tolerates an error of 2⁻²² in each product of two numbers; where numbers of a row are 2³⁸ apart it takes longer
-than X6. `BF16_BF16_F32_X3` has as many, 16 bits, and no such limit. `BF16_BF16_F32` is for operands of which 8 bits matter,
-as in training with bf16. `BF16_BF16_F32_X9` has half as many products again as X6, and no smaller bound to speak of.
-`F32_F32_F32` is plain multiply-adds, by `simt` or XLA.
+than X6. `BF16_BF16_F32_X3` has as many, 16 bits, and no such limit. `BF16_BF16_F32` is for operands of which 8 bits
+matter, as in training with bf16. `BF16_BF16_F32_X9` has half as many products again as X6, and no smaller bound to
+speak of. `F32_F32_F32` is plain multiply-adds, by `simt` or XLA.
 
 ## The guard
 

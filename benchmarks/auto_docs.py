@@ -63,7 +63,7 @@ _EXPLAIN = """\
 - **expected**: the time that the best of our kernels expects, and the time that XLA's product should take, whichever of
   them was taken; "not modelled" where no model says. Of a gated pair: one launch, and two products with what follows.
 - **options**: the configuration that runs, as keyword arguments of `gemm`.
-- **parts**: what the expected time is made of, where the cost model says.
+- **parts**: what the expected time is made of: `split` adds partial results, `copies` aligns or splits operands.
 - **candidates**: the best configurations by the cost model, each with its expected time and the options in which it
   differs from the one that runs.
 

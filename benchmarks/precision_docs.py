@@ -73,11 +73,11 @@ and `kernel="sm90"` refuses.
 
 ## Which to choose
 
-"highest" is for solvers, fits, and whatever counts on float32. `TF32_TF32_F32_X3` has half as many products, and suits
-what tolerates an error of 2⁻²² in each product of two numbers, where the numbers of a row are less than 2³⁸ apart.
-`BF16_BF16_F32_X3` has as many, 16 bits, and no such limit. `BF16_BF16_F32` is for operands of which 8 bits matter, as
-in training with bf16. `BF16_BF16_F32_X9` has half as many products again as X6, and no smaller bound to speak of.
-`F32_F32_F32` is plain multiply-adds, by `simt` or XLA.
+"highest" is for solvers, fits, and whatever counts on float32. `TF32_TF32_F32_X3` has half of X6's products, and suits
+what tolerates an error of 2⁻²² in each product of two numbers; where numbers of a row are 2³⁸ apart it takes longer
+than X6. `BF16_BF16_F32_X3` has as many, 16 bits, and no such limit. `BF16_BF16_F32` is for operands of which 8 bits
+matter, as in training with bf16. `BF16_BF16_F32_X9` has half as many products again as X6, and no smaller bound to
+speak of. `F32_F32_F32` is plain multiply-adds, by `simt` or XLA.
 
 ## The guard
 
@@ -86,7 +86,7 @@ brings its largest finite number near float16's largest. Numbers keep 22 bits do
 13 bits down to 2⁻³⁸. If one is smaller, and not 0, the splitting pass raises a guard. That is a number in device
 memory, which the host does not read. Then the result is that of `BF16_BF16_F32_X6`. With the guard down, the kernels
 that would compute it end at once. With the guard up, the time is X6's and that of finding the scales and splitting in
-vain. Batches are X6 from the start. Each slab of k has its own guard.
+vain. Batches and groups are X6. Each slab of k has its own guard.
 
 ## Special values
 

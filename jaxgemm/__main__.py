@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "bench", help="ours beside XLA's paths", description=_BENCH, epilog=_EXAMPLES, formatter_class=form
     )
     run.add_argument("--shapes", type=_checked(parse_shapes), help="MxNxK or MxNxK@batch, several separated by commas")
-    run.add_argument("--dtype", type=_listed(parse_dtype), default=["float32"], help=f"one or more of {_names()}")
+    run.add_argument("--dtype", type=_listed(parse_dtype), default=["float32"], help=_names("one or more"))
     run.add_argument(
         "--layout",
         type=_listed(_layout),
@@ -96,12 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     for extent in ("M", "N", "K"):
         explain.add_argument(extent, type=_checked(_extent))
-    explain.add_argument("--dtype", type=_checked(parse_dtype), default="float32", help=f"one of {_names()}")
+    explain.add_argument("--dtype", type=_checked(parse_dtype), default="float32", help=_names("one"))
     explain.add_argument("--layout", type=_checked(_layout), default="NN", help="NN, NT, TN or TT (default NN)")
     explain.add_argument("--batch", type=_checked(_extent), help="a leading batch dimension")
-    explain.add_argument("--kernel", type=_checked(_kernel), default="auto", help="default auto")
+    explain.add_argument("--kernel", type=_checked(_kernel), default="auto", help="default auto; options as in bench")
     explain.add_argument("--precision", choices=PRECISIONS, default="highest", help=_PRECISION)
-    explain.add_argument("--device", metavar="NAME", help='as on this one: cpu, the GPU here, or "NVIDIA H200"')
+    explain.add_argument("--device", metavar="NAME", help='to explain for: cpu, the GPU here, or "NVIDIA H200"')
     explain.set_defaults(run=_explain, parser=explain)
     return parser
 
@@ -109,8 +109,8 @@ def _parser() -> argparse.ArgumentParser:
 _PRECISION = "of float32 products; default allows tf32 on a GPU (default highest)"
 
 
-def _names() -> str:
-    return ", ".join(DTYPES)
+def _names(count: str) -> str:
+    return f"{count} of {', '.join(DTYPES)} (default f32)"
 
 
 def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:

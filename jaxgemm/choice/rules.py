@@ -250,7 +250,7 @@ FACTS = Section(
     (
         Rule(
             "other-platform",
-            "on {q.platform} XLA's own product is the fastest there is",
+            "on {q.platform} products are left to XLA",
             side=Side.XLA,
             holds=lambda q: q.platform != "cuda",
         ),

@@ -28,7 +28,8 @@ constexpr int kNarrowColumns = 64;
 
 // Shared memory, in bytes: the limit of a block, and the part that the system reserves of each block.
 constexpr int kSharedLimit = 227 * 1024, kReservedBytes = 1024;
-// Each consumer warp stages its results in buffers of its own, so that warps do not wait for each other.
+// Bytes of a consumer warp's staging area, and the buffers that it is cut into. Each warp stages its results
+// in an area of its own, so that warps do not wait for each other.
 constexpr int kStagingBytes = 4096, kStagingBuffers = 2;
 constexpr int kBarrierBytes = 464;  // all barriers of a block
 constexpr int kAlignment = 1024;    // the period of the 128-byte swizzle
@@ -92,8 +93,8 @@ struct TileConfig {
   }
   constexpr int whole_strips(int element_bytes) const { return result_n() / strip_columns(element_bytes); }
 
-  // Staging buffers that one warp's fp32 sums fill, when a block of a cluster sends the sums to another
-  // block.
+  // How many warps' staging areas one warp's fp32 sums fill, when a block of a cluster sends the sums to
+  // another block.
   constexpr int sent_buffers() const {
     return static_cast<int>(ceil_div(warpgroup_rows() / 4 * tile_n * 4, kStagingBytes));
   }
@@ -143,8 +144,8 @@ constexpr int kLineBytes = 128, kStepK16 = kLineBytes / 2;
 constexpr int step_k(DType operand) { return kLineBytes / static_cast<int>(dtype_bytes(operand)); }
 constexpr int step_k(const GemmProblem& p) { return step_k(p.a.dtype); }
 
-// Elements of a line of L2 (128 bytes). Rows that begin in the middle of a line take longer to load and
-// store.
+// Elements of 16 bits in a line of L2 (128 bytes). Rows that begin in the middle of a line take longer to
+// load and store.
 constexpr int64_t kL2Line = 64;
 constexpr bool whole_lines(int64_t pitch) { return pitch % kL2Line == 0; }
 
@@ -294,7 +295,7 @@ constexpr bool has_narrow_edge(const TileConfig& t, int64_t columns) {
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
-// Whether a tile is compiled for operands of 8 bits too.
+// Whether a tile is compiled for operands of 8 bits, for these alone or for others as well.
 constexpr bool has_8bit_form(const TileConfig& t) {
   if (t.turned || (t.planes && t.is_dense())) return true;
   if (!t.is_dense() || t.gated != Axis::kNone || t.realigns || t.every_eighth || t.planes || t.blocks > 1)

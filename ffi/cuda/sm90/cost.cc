@@ -41,7 +41,7 @@ constexpr double kRingFillSteps = 8;
 
 // Bytes of both operands that all blocks together keep in flight, so that memory is busy; and stages that a
 // block fills in any case. With more bytes in flight, products of few rows and long sums are slower
-// (docs/experiments/loads.md); we believe because blocks drift apart.
+// (docs/experiments/loads.md), we believe because blocks drift apart.
 constexpr double kBytesInFlight = 9e6;
 constexpr int kMinStages = 4;
 
@@ -61,7 +61,7 @@ int stage_bytes(const TileConfig& t, bool y_mn_major) {
 // How one operand lies in memory: lines of `length` elements, `pitch` apart.
 class Operand {
  public:
-  // op(X) is rows x cols. `is_y`: the engine's columns are its rows or columns.
+  // op(x) is rows x cols. `is_y`: whether x is the engine's y.
   Operand(const Matrix& x, int64_t rows, int64_t cols, const TileConfig& t, bool is_y)
       : lines_(x.transposed ? cols : rows),
         length_(x.transposed ? rows : cols),
@@ -199,7 +199,7 @@ struct LoadedLines {
 };
 
 // A step of `tile_n` columns in a multiprocessor: the longest of multiplying, of shared memory, and of
-// shifting y. Tensor cores take as many bytes of k a second, whatever the operands' type.
+// shifting y. Tensor cores multiply as many bytes of k a second for every type of operands.
 double multiply_time(const Case& x, int tile_n) {
   const TileConfig& t = x.t;
   const double sharing = std::max(1.0, std::ceil(x.u.running() * x.c.cluster() / x.sms));  // blocks
@@ -270,6 +270,7 @@ double wave_count(const Case& x, double step) {
                                        : whole + narrow * (waves - whole);
 }
 
+// Bytes of an element that a tile stores: of a partial sum, or of a result.
 double result_bytes(const Case& x) { return x.c.partials() > 1 ? 4 : double(dtype_bytes(x.p.d)); }
 
 // Microseconds of one tile's epilogue.
@@ -296,11 +297,11 @@ double epilogue_time(const Case& x) {
 // reads the columns, and every wave of units along a swath reads the swath's rows.
 double read_again(const Case& x) {
   const UnitCounts& u = x.u;
-  const double line = x.bytes * double(x.s.k) * x.planes / x.c.split_k,
+  const double row_bytes = x.bytes * double(x.s.k) * x.planes / x.c.split_k,
                height = std::min(double(x.c.walk_height), u.rows);
-  const double row = line * x.t.tile_m * x.c.cluster_m,
-               column = line * x.t.tile_n * x.c.cluster_n;     // of units
-  const double abreast = std::max(1.0, u.running() / height);  // columns of a swath that run at a time
+  const double row = row_bytes * x.t.tile_m * x.c.cluster_m,
+               column = row_bytes * x.t.tile_n * x.c.cluster_n;  // of units
+  const double abreast = std::max(1.0, u.running() / height);    // columns of a swath that run at a time
   const auto lost = [](double bytes) { return std::max(0.0, 1 - kL2Capacity / bytes); };
   const double rows =
       std::max(0.0, u.columns / abreast - 1) * u.rows * row * lost(height * row + abreast * column);
@@ -333,6 +334,7 @@ double line_reloads(const Case& x) {
          x.b.straddling() * x.b.rows_in_line() * (x.c.swap ? x.u.columns : x.u.rows);
 }
 
+// Microseconds before the first step of k and around all of them.
 double launch_time(const Case& x, double steps) {
   const double fill = kRingFill * std::min(1.0, steps / kRingFillSteps);
   return kLaunch - kTwoBlocksLaunch * (x.t.blocks > 1) + fill + kClusterLaunch * (x.c.cluster() > 1);

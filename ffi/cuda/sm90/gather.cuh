@@ -97,7 +97,7 @@ class Gather {
   static constexpr int kValues = E::kBlocksM * E::kAccumulators;  // of a thread
   static constexpr int kAtOnce = kValues < 32 ? kValues : 32;     // values that are added at a time
   static constexpr uint32_t kBytes = 32 * kValues * 4;            // a warp's sums
-  static constexpr uint32_t kBuffers = E::kTile.sent_buffers();   // staging buffers that a warp's sums take
+  static constexpr uint32_t kBuffers = E::kTile.sent_buffers();   // staging areas that a warp's sums take
 
   uint32_t staging_, slices_, slice_;
   uint32_t owner_, barrier_, first_;

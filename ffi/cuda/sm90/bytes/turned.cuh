@@ -1,12 +1,12 @@
 // The main loop for an x of 8 bits that is MN-major, which wgmma does not take from shared memory: x comes
 // from registers.
 //
-// A stage holds k lines of 128 rows of x. A warp's part of an instruction is 16 rows by 32 of k. ldmatrix
-// transposes pairs of rows, as its elements have 16 bits: a lane gets two rows of two lines in each register,
-// and PRMT makes one row of four lines of two registers. So the lane's rows, which in the instruction are 8
-// apart, are neighbours in x (row_of_line in staged.cuh). Each of ldmatrix's rows is a line of the stage. The
-// lines are named so that a lane gets the lines that it needs side by side, in an order that has no bank
-// conflicts.
+// A stage has a line for each k, of 128 rows of x. A warp's part of an instruction is 16 rows by 32 of k.
+// ldmatrix transposes pairs of rows, as its elements have 16 bits: a lane gets two rows of two lines in each
+// register, and PRMT makes one row of four lines of two registers. So the lane's rows, which in the
+// instruction are 8 apart, are neighbours in x (row_of_line in staged.cuh). Each of ldmatrix's rows is a line
+// of the stage. Lanes name the lines in such an order that a lane gets the lines that it needs side by side,
+// without bank conflicts.
 //
 // Two sets of fragments take turns: one set is loaded while the other is multiplied. A stage is released when
 // the stage's last product is done.
@@ -22,9 +22,9 @@ class TurnedRows {
  public:
   __device__ __forceinline__ TurnedRows(int row, int lane) {
     // ldmatrix takes the addresses of matrices 0 to 3 from 8 lanes each. Matrices 0 and 1 are for the first
-    // 16 lines, matrices 2 and 3 for the other lines. Of each four lines, lanes with a low k have the first
-    // two lines from the even matrix and the last two from the odd matrix, and lanes with a high k the other
-    // way round.
+    // 16 lines, matrices 2 and 3 for the other lines. Of each four lines (a quad), lanes with lane % 4 < 2
+    // have the first two lines from the even matrix and the last two (`late`) from the odd matrix, and other
+    // lanes the other way round.
     const int matrix = lane / 8, line = lane % 8, quad = line / 2;
     const int late = (matrix % 2 == 0) == (quad < 2) ? 0 : 2;
     const int k = matrix / 2 * 16 + quad * 4 + late + line % 2;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const Shar
                                                 Issued&& issued) {
   static_assert(E::kBlocksM == 1 && E::kStepK == kLineBytes);
   constexpr int kSteps = kLineBytes / kInstructionBytes;
-  static_assert(kSteps % 2 == 0);  // a set of fragments for each step of a stage
+  static_assert(kSteps % 2 == 0);  // so that every stage begins with set 0
   using Y = OperandTile<Major::kK>;
   using Mma = Wgmma<typename E::Product, E::kTileN, E::kX, E::kY>;
   const uint64_t y_base = Y::descriptor(shared.y);
@@ -80,6 +80,7 @@ __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const Shar
     for (int step = 0; step < kSteps; ++step) {
       uint32_t (&now)[4] = x[step % 2];
 #pragma unroll
+      // Keeps the loads before the product.
       for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(now[i])::"memory");
       wgmma_fence();
       Mma::mma(acc.value[0], now, advance(y, step * Y::kStep), accumulate);

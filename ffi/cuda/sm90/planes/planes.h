@@ -66,7 +66,7 @@ constexpr PlaneScheme plane_scheme(Arithmetic arithmetic) {
     case Arithmetic::kBf16X9:
       return {3, 9};
     case Arithmetic::kF16X3:
-      return {2, 3, DType::kF16, 11, 0, true};
+      return {.planes = 2, .products = 3, .type = DType::kF16, .bits = 11, .halvings = 0, .scaled = true};
     default:
       return {};
   }

@@ -9,7 +9,7 @@
 // without bank conflicts.
 //
 // Two sets of fragments take turns: one set is loaded while the other is multiplied. A stage is released when
-// the stage's last product is done.
+// its last product is done.
 #pragma once
 
 #include "../../device/mma.cuh"
@@ -56,7 +56,8 @@ __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const Shar
                                                 Issued&& issued) {
   static_assert(E::kBlocksM == 1 && E::kStepK == kLineBytes);
   constexpr int kSteps = kLineBytes / kInstructionBytes;
-  static_assert(kSteps % 2 == 0);  // so that every stage begins with set 0
+  // Instructions whose fragments are a set. Wide tiles leave registers for two sets of half a stage.
+  constexpr int kSet = E::kTileN > 128 ? kSteps / 2 : kSteps, kSets = kSteps / kSet;
   using Y = OperandTile<Major::kK>;
   using Mma = Wgmma<typename E::Product, E::kTileN, E::kX, E::kY>;
   const uint64_t y_base = Y::descriptor(shared.y);
@@ -64,39 +65,54 @@ __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const Shar
   const TurnedRows rows(row + thread / 32 * 16, thread % 32);
   StageRelease<E> release(shared, place);
 
-  uint32_t x[2][4];
-  const auto arrive = [&](int block) {
+  uint32_t x[2][kSet][4];
+  const auto load = [&](uint32_t (&set)[kSet][4], int stage, int number) {
+#pragma unroll
+    for (int i = 0; i < kSet; ++i) rows.load(set[i], shared.x + stage * E::kBytesX, number * kSet + i);
+  };
+  const auto arrive = [&](int block, uint32_t (&set)[kSet][4]) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
     arrived(block, ring.stage);
-    rows.load(x[0], shared.x + ring.stage * E::kBytesX, 0);
+    load(set, ring.stage, 0);
   };
-  arrive(0);
+  arrive(0, x[0]);
   uint32_t accumulate = 0;
-  for (int block = 0; block < k_blocks; ++block) {
-    const int stage = ring.stage;
-    ring.next();
-    const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t (&now)[4] = x[step % 2];
-#pragma unroll
-      // Keeps the loads before the product.
-      for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(now[i])::"memory");
-      wgmma_fence();
-      Mma::mma(acc.value[0], now, advance(y, step * Y::kStep), accumulate);
-      accumulate = 1;
-      wgmma_commit();
-      if (block == 0 && step == kSteps - 1) started();
-      wgmma_wait<1>();
-      if (step == 0) {
-        release();
-        release.hold(stage);
-      }
-      if (step + 1 < kSteps)
-        rows.load(x[(step + 1) % 2], shared.x + stage * E::kBytesX, step + 1);
-      else if (block + 1 < k_blocks)
-        arrive(block + 1);
+  int stage = 0;
+  // Multiplies set `number` of a stage, and meanwhile loads the next set.
+  const auto multiply_set = [&](int block, int number, uint32_t (&set)[kSet][4], uint32_t (&next)[kSet][4]) {
+    if (number == 0) {
+      stage = ring.stage;
+      ring.next();
     }
+    const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
+    // Keeps the loads before the products.
+#pragma unroll
+    for (int i = 0; i < 4 * kSet; ++i) asm volatile("" : "+r"(set[i / 4][i % 4])::"memory");
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSet; ++i) {
+      Mma::mma(acc.value[0], set[i], advance(y, (number * kSet + i) * Y::kStep), accumulate);
+      accumulate = 1;
+    }
+    wgmma_commit();
+    if (block == 0 && number == kSets - 1) started();
+    wgmma_wait<1>();
+    if (number == 0) {
+      release();
+      release.hold(stage);
+    }
+    if (number + 1 < kSets)
+      load(next, stage, number + 1);
+    else if (block + 1 < k_blocks)
+      arrive(block + 1, next);
+  };
+#pragma unroll 1
+  for (int block = 0; block < k_blocks; block += 2 / kSets) {
+    multiply_set(block, 0, x[0], x[1]);
+    if (kSets == 2)
+      multiply_set(block, 1, x[1], x[0]);
+    else if (block + 1 < k_blocks)
+      multiply_set(block + 1, 0, x[1], x[0]);
   }
   issued();
   wgmma_wait<0>();

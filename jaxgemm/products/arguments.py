@@ -228,13 +228,16 @@ def no_epilogue_of_booleans(function: str, *given: bool) -> None:
         )
 
 
-def float_operands(function: str, **named: ArrayLike) -> tuple[list[jax.Array], bool]:
-    """The operands as arrays of one floating-point type, and whether jnp's product of them is weakly typed."""
+def float_operands(function: str, of_8bit: str = "", **named: ArrayLike) -> tuple[list[jax.Array], bool]:
+    """The operands as arrays of one floating-point type, and whether jnp's product of them is weakly typed.
+
+    ``of_8bit``: what the TypeError of other operands says if some have 8 bits.
+    """
     arrays = [as_array(f"{function}: {name}", value) for name, value in named.items()]
     dtype = jnp.result_type(*arrays)
     if not jnp.issubdtype(dtype, jnp.floating):
         names = ", ".join(x.dtype.name for x in arrays)
-        hint = "; operands of 8 bits need scales" if function == "gated_gemm" and "int8" in names else ""
+        hint = of_8bit if any(dtypes.is_8bit(x.dtype) for x in arrays) else ""
         raise TypeError(f"{function}: expected floating-point operands, got {names}{hint}")
     # Not weakly typed: composed products would lose that.
     return [_as(x, dtype) for x in arrays], all(map(gives_way, arrays))

@@ -90,7 +90,9 @@ def gated_gemm(
         how = {"precision": precision, "kernel": kernel, "batch_invariant": batch_invariant}
         weights = (w_gate, gate_scale, activation), (w_up, up_scale, None)
         return _scaled_pair(x, x_scale, weights, scaled_result(out_dtype, "gated_gemm"), how)
-    (a, gate, up), weak = float_operands("gated_gemm", x=x, w_gate=w_gate, w_up=w_up)
+    (a, gate, up), weak = float_operands(
+        "gated_gemm", "; operands of 8 bits need scales", x=x, w_gate=w_gate, w_up=w_up
+    )
     _check_shapes(a, gate, up)
     out = float_result("gated_gemm: out_dtype", out_dtype, a.dtype)
     result: jax.Array = gated_p.bind(

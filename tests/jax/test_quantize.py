@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import array
-from jax import lax
+from jax import export, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh, put
+from quantized import AXES
 
 import jaxgemm
 from jaxgemm.products.quantization import TYPES
 
 SHAPES = {"tensor": lambda _: (), "row": lambda s: (*s[:-1], 1), "column": lambda s: (*s[:-2], 1, s[-1])}
-AXIS = {"tensor": None, "row": -1, "column": -2}
 #: How far a value may be from x / scale: of x, and for integers in units.
 RELATIVE = {"float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3, "int8": 0.0}
 LEAST = {"float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17, "int8": 0.5}
@@ -41,7 +41,7 @@ def test_products_are_about_x(dtype, scaling, rng):
         assert (values.dtype, scales.dtype) == (dtype, np.float32)
         assert (values.shape, scales.shape) == (shape, SHAPES[scaling](shape))
         x, scales = np.asarray(x, np.float64), np.asarray(scales, np.float64)
-        largest = abs(x).max(axis=AXIS[scaling], keepdims=AXIS[scaling] is not None)
+        largest = abs(x).max(axis=AXES[scaling], keepdims=AXES[scaling] is not None)
         np.testing.assert_allclose(scales, largest / most(dtype), rtol=2.0**-22)
         error = abs(np.asarray(values, np.float64) * scales - x)
         assert (error <= (RELATIVE[dtype] * abs(x) + LEAST[dtype] * scales) * (1 + 1e-6)).all()
@@ -169,3 +169,15 @@ def test_one_launch_on_a_gpu(scaling):
         assert calls(local, put(ones((8, 8), "float32"), mesh((4,), ("x",)), P("x"))) == 1
     # XLA divides the program, and has to see what is computed.
     assert calls(quantized, put(ones((8, 8), "float32"), mesh((4,), ("x",)), P("x"))) == 0
+
+
+def test_export():
+    """As any custom call, by its name; a program for a CPU has none."""
+    function = jax.jit(lambda x: jaxgemm.quantize(x, "int8", "row"))
+    x = jax.ShapeDtypeStruct((4, 8), np.float32)
+    export.export(function, platforms=["cpu"])(x)
+    with pytest.raises(ValueError, match="jaxgemm_quantize"):
+        export.export(function, platforms=["cuda"])(x)
+    check = export.DisabledSafetyCheck.custom_call("jaxgemm_quantize")
+    exported = export.export(function, platforms=["cuda"], disabled_checks=[check])(x)
+    assert [aval.shape for aval in exported.out_avals] == [(4, 8), (4, 1)]

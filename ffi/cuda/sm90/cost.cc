@@ -334,7 +334,7 @@ double line_reloads(const Case& x) {
          x.b.straddling() * x.b.rows_in_line() * (x.c.swap ? x.u.columns : x.u.rows);
 }
 
-// Microseconds before the first step of k and around all of them.
+// Microseconds of the launch, of filling the ring before the first step of k, and of starting clusters.
 double launch_time(const Case& x, double steps) {
   const double fill = kRingFill * std::min(1.0, steps / kRingFillSteps);
   return kLaunch - kTwoBlocksLaunch * (x.t.blocks > 1) + fill + kClusterLaunch * (x.c.cluster() > 1);

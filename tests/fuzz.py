@@ -17,6 +17,7 @@ shapes. It is compiled once and run on two sets of numbers, each twice. Wrong ar
     python tests/fuzz.py 600 1 --load               beside another stream's products (tests/support/fuzz_load.py)
     python tests/fuzz.py 600 1 --kernel sm90        one kernel's products; may be repeated
     python tests/fuzz.py 600 1 --groups             products of groups, and lists of products, alone
+    python tests/fuzz.py 600 1 --operand int8       single products of operands of that type; may be repeated
     python tests/fuzz.py 600 1 --only 57            product 57 of that seed; may be repeated
     python tests/fuzz.py 600 1 --json FILE          the summary, for `python tests/gpu_record.py --fuzz FILE`
 
@@ -55,6 +56,7 @@ from fuzz_load import Load  # noqa: E402
 from gpu_record import digest  # noqa: E402
 
 import jaxgemm  # noqa: E402
+from jaxgemm.dtypes import OPERANDS  # noqa: E402
 from jaxgemm.kernels import default_platform, device_for  # noqa: E402
 
 #: Failures after which a run stops: a device may be past use.
@@ -110,11 +112,14 @@ def run(
     indices: Iterable[int] | None = None,
     kernels: Iterable[str] = (),
     groups: bool = False,
+    operands: Iterable[str] = (),
     load: Load | None = None,
     verbose: bool = False,
 ) -> Found:
-    """Products of these indices, by default all from 0, until the time is over; of groups alone if asked for."""
-    rows, wanted = here(default_platform()), set(kernels)
+    """Products of these indices, by default all from 0, until the time is over; of groups alone, or single ones of these
+    types of operands, if asked for.
+    """
+    rows, wanted, types = here(default_platform()), set(kernels), set(operands)
     found, start, told = Found(), time.monotonic(), time.monotonic()
     for index in itertools.count() if indices is None else indices:
         now = time.monotonic()
@@ -125,6 +130,8 @@ def run(
             print(f"fuzz: {now - start:.0f} s, index {index}: {found}", file=sys.stderr, flush=True)
         case = draw(seed, index, rows, groups=groups)
         if wanted and case.kernel not in wanted:
+            continue
+        if types and not (isinstance(case, fuzz_cases.Case) and types.issuperset(case.types[:2])):
             continue
         if verbose:
             print(f"{index}: {case}", file=sys.stderr, flush=True)
@@ -162,6 +169,7 @@ def summary(found: Found, options: argparse.Namespace, seconds: float, load: Loa
         "seed": options.seed,
         "seconds": round(seconds, 1),
         "load": str(load or ""),
+        "operands": options.operand,
         "products": found.ran.total(),
         "kernels": dict(sorted(found.ran.items())),
         "guarded": found.guarded,
@@ -182,6 +190,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--load", action="store_true", help="run another stream's products meanwhile")
     parser.add_argument("--kernel", action="append", default=[], choices=[*(x.name for x in jaxgemm.kernels()), "auto"])
     parser.add_argument("--groups", action="store_true", help="products of groups, and lists of products, alone")
+    parser.add_argument("--operand", action="append", default=[], choices=OPERANDS, help="products of that type alone")
     parser.add_argument("--only", action="append", type=int, metavar="INDEX", help="this product alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there as well")
     parser.add_argument("--verbose", action="store_true", help="name each product before it runs")
@@ -196,7 +205,7 @@ def main(given: list[str]) -> int:
     start = time.monotonic()
     load = Load(default_platform()) if options.load else None
     with load or contextlib.nullcontext():
-        keywords = {"kernels": options.kernel, "groups": options.groups, "load": load}
+        keywords = {"kernels": options.kernel, "groups": options.groups, "operands": options.operand, "load": load}
         keywords["verbose"] = options.verbose or bool(options.only)
         seconds = float("inf") if options.only else options.seconds
         found = run(options.seed, seconds, indices=options.only, **keywords)

@@ -61,6 +61,7 @@ FUZZ = {
     "seed": int,
     "seconds": float,
     "load": str,
+    "operands": list,
     "products": int,
     "kernels": dict,
     "guarded": int,
@@ -166,7 +167,7 @@ def _unlike(given: Any, schema: dict[str, type]) -> str:
 
 def add_fuzz(record: Path, files: list[Path]) -> str:
     """Add the runs of random products in these files to the record, in place of those of other sources, and of those
-    of the same seed, load or none, and device; returns what is wrong with a file.
+    of the same seed, operands, load or none, and device; returns what is wrong with a file.
     """
     held = json.loads(record.read_text())
     for file in files:
@@ -186,7 +187,7 @@ def add_fuzz(record: Path, files: list[Path]) -> str:
 
 
 def _which(run: dict[str, Any]) -> tuple[Any, ...]:
-    return run["device"], run["seed"], bool(run["load"])
+    return run["device"], run["seed"], run["operands"], bool(run["load"])
 
 
 def joined(record: dict[str, Any], now: Part, before: Path) -> dict[str, Any]:

@@ -82,6 +82,7 @@ BYTES: dict[str, tuple[dict[str, Any], ...]] = {
         {"tile_m": 128, "tile_n": 256},
         {"tile_m": 128, "tile_n": 64, "cluster_m": 2},
         {"tile_m": 128, "tile_n": 16, "split_k": 2},
+        {"tile_m": 128, "tile_n": 64, "split_k": 2, "reduction": 2},
     ),
     "TN": ({},),
 }

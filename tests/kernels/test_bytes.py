@@ -283,14 +283,30 @@ def test_promoted_sums(types, layout, rng):
         assert (abs(got.astype(np.float64) - want) <= bound).all()
 
 
+@pytest.mark.parametrize("types", [INTEGERS[1], FLOATS[1]], ids="-".join)
+@pytest.mark.parametrize("slices", [2, 4, 8])
+@pytest.mark.parametrize("layout", ["NN", "TT", "NT"])
+def test_blocks_of_a_cluster_that_share_k(types, layout, slices, rng):
+    """x from registers (B of NN, A of TT), where all warps share a tile, and from shared memory (NT)."""
+    calls = []
+    for tile_n, (m, n, k) in itertools.product((16, 64), ((16, 300, 2048), (200, 131, 4099), (1, 24, 1030))):
+        shape = {"tile_m": 64 if layout == "NT" else 128, "tile_n": tile_n}
+        given = {**shape, "split_k": slices, "reduction": 2}
+        a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+        calls.append((a, b, given if a.dtype.kind in "iu" else given | {"out_dtype": "bfloat16"}))
+    check(calls, layout)
+    for first, again in zip(*(products(calls, layout) for _ in range(2)), strict=True):
+        assert first.tobytes() == again.tobytes()
+
+
 @pytest.mark.parametrize("types", [*INTEGERS[1:3], *FLOATS[1:3]], ids="-".join)
-@pytest.mark.parametrize(("layout", "split"), [("NN", 2), ("NT", 7)])
-def test_scales_of_sums_that_are_split(types, layout, split, rng):
-    """The kernel that adds up the pieces of k scales them: with a bias and an activation, and rows that are cut."""
+@pytest.mark.parametrize(("layout", "split", "reduction"), [("NN", 2, 1), ("NT", 7, 1), ("NN", 4, 2), ("NT", 2, 2)])
+def test_scales_of_sums_that_are_split(types, layout, split, reduction, rng):
+    """What adds up the pieces of k scales them: with a bias and an activation, and rows that are cut."""
     shapes, calls = ((16, 256, 4096), (33, 130, 2000), (5, 7, 1000)), []
     for (m, n, k), kinds, out in zip(shapes * 3, itertools.cycle(SCALES), itertools.cycle(RESULTS), strict=False):
         a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
-        given = {"out_dtype": out, "split_k": split, "reduction": 1, **scales_of(rng, kinds, m, n)}
+        given = {"out_dtype": out, "split_k": split, "reduction": reduction, **scales_of(rng, kinds, m, n)}
         bias = rng.standard_normal(n).astype(np.dtype(out))
         calls += [(a, b, given), (a, b, {"bias": bias, "activation": "relu", **given})]
     for (a, b, given), got in zip(calls, products(calls, layout), strict=True):

@@ -308,6 +308,12 @@ def test_a_run_stops_at_many_failures(faulty, monkeypatch):
 # --- The script -------------------------------------------------------------------------------------------------
 
 
+def test_operands_alone():
+    found = fuzz.run(1, 5, operands=["int8", "uint8"])
+    assert found.ran.total() + found.refused.total() > 0
+    assert not found.failures
+
+
 def test_the_command_line(tmp_path):
     file = tmp_path / "fuzz.json"
     command = [sys.executable, "-P", SCRIPT, "1", "4", "--load", "--only", "0", "--only", "2", "--json", file]

@@ -25,6 +25,7 @@ FUZZ = {
     "seed": 1,
     "seconds": 600.0,
     "load": "",
+    "operands": [],
     "products": 3000,
     "kernels": {"sm90": 2000, "xla": 1000},
     "guarded": 1200,

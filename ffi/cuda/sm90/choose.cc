@@ -62,7 +62,6 @@ bool splittable(const GemmProblem& p, const Shape& s) {
 
 // Whether the blocks of a cluster may share K.
 bool sliceable(const GemmProblem& p, const TileConfig& t, const Config& c) {
-  if (accumulator_of(p.a.dtype) == DType::kS32) return false;  // blocks exchange sums in fp32
   return fixed(p, "reduction") != static_cast<int>(Reduction::kWorkspace) && c.cluster_m * c.cluster_n == 1 &&
          fixed(p, "grid") != static_cast<int>(Grid::kResident);
 }

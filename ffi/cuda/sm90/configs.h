@@ -98,15 +98,18 @@ struct TileConfig {
   constexpr int sent_buffers() const {
     return static_cast<int>(ceil_div(warpgroup_rows() / 4 * tile_n * 4, kStagingBytes));
   }
-  // Of how many of the four warps a block finishes the rows, if `slices` blocks share a tile's K
-  // (gather.cuh).
-  static constexpr int finished_warps(int slices) { return slices == 2 ? 2 : 1; }
+  // How many warps multiply one tile; and the rows of how many of them a block finishes, if `slices` blocks
+  // share a tile's K (gather.cuh).
+  constexpr int sharing_warps() const { return schedule == Schedule::kPingPong ? 4 : 4 * consumers; }
+  constexpr int finished_warps(int slices) const {
+    return slices < sharing_warps() ? sharing_warps() / slices : 1;
+  }
   // Whether `slices` blocks of a cluster may share a tile's K: the sums that a block receives must fit into
   // the staging buffers of the warps that finish nothing in that block.
   constexpr bool can_slice(int slices) const {
     const int finish = finished_warps(slices);
-    return schedule == Schedule::kPingPong && gated == Axis::kNone && !has_narrow_form() && blocks == 1 &&
-           !realigns && !every_eighth && is_dense() &&
+    return (schedule == Schedule::kPingPong || turned) && gated == Axis::kNone && !has_narrow_form() &&
+           blocks == 1 && !realigns && !every_eighth && is_dense() &&
            finish * (slices - 1) * sent_buffers() <= 4 * consumers - finish;
   }
 

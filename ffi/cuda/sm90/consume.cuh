@@ -126,7 +126,7 @@ __device__ __forceinline__ void consume(const typename E::Parameters& p, const S
   const ClusterPlace place = own_place(p.schedule);
   Units<E> units(p, place);
   EpilogueWarp<E> epilogue(first_results<E>(p), shared, warp);
-  const Gather<E> gather(shared, sliced ? p.schedule.slices : 2, place.slice, warp % 4);
+  const Gather<E> gather(shared, sliced ? p.schedule.slices : 2, place.slice, E::kPingPong ? warp % 4 : warp);
   const bool finishes = !E::kSlices || !sliced || gather.finishes();
   const Turns<E> turns{p, warpgroup};
   RingPosition<E::kStages> ring;

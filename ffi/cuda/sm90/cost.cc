@@ -289,7 +289,9 @@ double epilogue_time(const Case& x) {
             (x.ping_pong() ? kFinish : kCooperativeFinish)[static_cast<int>(finish_of(x.p, path))];
   }
   const int slices = x.c.slices();
-  if (slices > 1) time += kGatherStart + (slices - 1) * results * t.finished_warps(slices) / kGatherRate;
+  if (slices > 1)
+    time +=
+        kGatherStart + (slices - 1) * results * t.finished_warps(slices) / t.sharing_warps() / kGatherRate;
   return time;
 }
 

@@ -37,7 +37,7 @@ constexpr double kReduceLaunch = 2.377;
 // [us] blocks of a cluster that share K: until they begin to exchange sums
 constexpr double kGatherStart = 0.04741;
 // [values/us] such sums, sent and added by a block
-constexpr double kGatherRate = 10.53e3;
+constexpr double kGatherRate = 2632;
 // [bytes/us] partial results of a split K, written and read again
 constexpr double kPartialsRate = 2.623e6;
 // [us] epilogue of 128 x 128 results of 2 bytes by a ping-pong warpgroup
@@ -45,7 +45,7 @@ constexpr double kEpilogue = 0.8675;
 // [x] times that for a cooperative tile, divided by its warpgroups
 constexpr double kCooperativeEpilogue = 1.55;
 // [x] of the epilogue where operands have 8 bits and results 32, for each of their bytes
-constexpr double kWideResults = 1.655;
+constexpr double kWideResults = 1.25;
 // [us] from one ping-pong warpgroup's main loop to the other's
 constexpr double kHandover = 0.2661;
 // [x] more epilogue for each halving of a strip's columns, about
@@ -133,9 +133,9 @@ constexpr double kPlaneStores = 6.115;
 // [x] the same where operands are swapped
 constexpr double kPlaneStoresSwapped = 2.56;
 // [us] of a step of 64 rows of x of 8 bits that a warpgroup transposes in registers
-constexpr double kTurn = 0.1545;
+constexpr double kTurn = 0.05561;
 // [exponent] that and multiplying
-constexpr double kTurnOverlap = 1.268;
+constexpr double kTurnOverlap = 1.09;
 // [bytes/us] of the pass that splits operands into planes, read and written
 constexpr double kSplitRate = 4.426e6;
 // [us] that pass's kernel

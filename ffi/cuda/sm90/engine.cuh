@@ -107,9 +107,10 @@ struct Engine {
       kAlignment + kStages * kStageBytes + kRawBytes + kStagingTotal + kBarrierBytes;
   static_assert(kStages >= 3 && (!kRealigns || kRawStages >= 3));
   static constexpr int kAddendBarriers = kHasAddend ? kConsumers * 4 * kBuffers : 0;
-  static_assert(8 * (2 * kStages + 2 + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
+  static constexpr bool kSlices = kConfig.can_slice(2);
+  static constexpr int kGatherBarriers = kSlices ? kConfig.finished_warps(2) : 2;
+  static_assert(8 * (2 * kStages + kGatherBarriers + kAddendBarriers + 2 * kRawStages) <= kBarrierBytes);
 
-  static constexpr bool kSlices = kConfig.can_slice(2) && !kIntegers;
   // Tiles of products that end a few instructions after they have begun: what a consumer computes before its
   // first product is kept short. Larger tiles have no registers to compute it later.
   static constexpr bool kStartsSoon = kIsDense && !kPlanes && kBlocksM * kAccumulators <= 64;
@@ -138,6 +139,14 @@ struct Accumulators {
 // An accumulator as fp32: of integers its bits.
 __device__ __forceinline__ float as_fp32(float value) { return value; }
 __device__ __forceinline__ float as_fp32(int32_t value) { return __int_as_float(value); }
+// The accumulator that as_fp32() gave.
+template <typename Sum>
+__device__ __forceinline__ Sum from_fp32(float value) {
+  if constexpr (std::is_same_v<Sum, int32_t>)
+    return __float_as_int(value);
+  else
+    return value;
+}
 
 // Where a strip of results begins, in the engine's rows and columns. A strip is what a warp finishes at a
 // time: 16 rows of E::kStripColumns columns.
@@ -168,7 +177,7 @@ struct SharedLayout {
   uint32_t staging;      // of results, for each consumer warp
   uint32_t raw;          // stages of y before they are shifted: see unaligned/realign.cuh
   uint32_t full, empty;  // barriers, one for each stage
-  uint32_t gathered;     // two barriers: see gather.cuh
+  uint32_t gathered;     // barriers of the warps that receive sums: see gather.cuh
   uint32_t addend;       // two barriers for each consumer warp: see addend.cuh
   uint32_t raw_barriers;
 
@@ -181,7 +190,7 @@ struct SharedLayout {
     full = raw + E::kRawBytes;
     empty = full + 8 * E::kStages;
     gathered = empty + 8 * E::kStages;
-    addend = gathered + 16;
+    addend = gathered + 8 * E::kGatherBarriers;
     raw_barriers = addend + E::kAddendBarriers * 8;
   }
 };

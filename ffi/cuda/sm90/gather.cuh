@@ -1,10 +1,11 @@
 // Sums of a tile whose K the blocks of a cluster share, a slice each.
 //
 // Every block multiplies its slice for the whole tile. Then the rows of the tile are divided among finishing
-// blocks: of two blocks each finishes the rows of two of its four warps; of four or eight, the first four
-// finish one warp's rows each, as several blocks receive sooner than one. A warp whose rows another block
-// finishes sends its sums there. All slices are added in their order, so results do not depend on which block
-// comes first, nor on the part of the tile that they are in.
+// blocks, as several blocks receive sooner than one. Where four warps multiply a tile, each of two blocks
+// finishes the rows of two warps; of four or eight blocks the first four finish one warp's rows each. Where
+// eight warps do, blocks finish those of four, two or one. A warp whose rows another block finishes sends its
+// sums there. All slices are added in their order, so results do not depend on which block comes first, nor
+// on the part of the tile that they are in.
 //
 // What is sent waits in the staging buffers of those warps that finish nothing in the receiving block, so
 // there is always room for it (TileConfig::can_slice).
@@ -18,7 +19,7 @@ namespace jaxgemm::cuda::sm90 {
 template <typename E>
 class Gather {
  public:
-  // For consumer warp `warp` (0 to 3) of the block that has slice number `slice` of `slices`.
+  // For warp `warp` of those that multiply the tile, in the block that has slice number `slice` of `slices`.
   __device__ Gather(const SharedLayout<E>& shared, uint32_t slices, uint32_t slice, uint32_t warp)
       : staging_(shared.staging), slices_(slices), slice_(slice) {
     const uint32_t warps = finished_warps(slices);
@@ -33,7 +34,7 @@ class Gather {
     const uint32_t warps = finished_warps(slices);
     for (uint32_t i = 0; i < warps; ++i) {
       mbarrier_init(shared.gathered + 8 * i, 1);
-      if (slice * warps < 4) mbarrier_arrive_expect(shared.gathered + 8 * i, (slices - 1) * kBytes);
+      if (slice * warps < kWarps) mbarrier_arrive_expect(shared.gathered + 8 * i, (slices - 1) * kBytes);
     }
   }
 
@@ -43,18 +44,22 @@ class Gather {
   // Sends this warp's sums to the block that finishes them, or adds the other blocks' sums to them. Called by
   // a whole warp.
   __device__ __forceinline__ void operator()(Accumulators<E>& acc) const {
-    float* const own = acc.value[0];
+    Sum* const own = acc.value[0];
     if (!finishes()) {
       const uint32_t staging = map_to_rank(staging_, owner_), barrier = map_to_rank(barrier_, owner_);
       const uint32_t from = slice_ - (slice_ > owner_);
 #pragma unroll
-      for (int i = 0; i < kValues / 4; ++i) store_remote(staging + at(from, i), own + 4 * i, barrier);
+      for (int i = 0; i < kValues / 4; ++i) {
+        const float x[4] = {as_fp32(own[4 * i]), as_fp32(own[4 * i + 1]), as_fp32(own[4 * i + 2]),
+                            as_fp32(own[4 * i + 3])};
+        store_remote(staging + at(from, i), x, barrier);
+      }
       return;
     }
     mbarrier_wait<true>(barrier_, 0);
 #pragma unroll
     for (int first = 0; first < kValues; first += kAtOnce) {
-      float sum[kAtOnce] = {};
+      Sum sum[kAtOnce] = {};
 #pragma unroll 1
       for (uint32_t slice = 0; slice < slices_; ++slice) {
         if (slice == slice_) {
@@ -68,7 +73,7 @@ class Gather {
           float x[4];
           load(x, staging_ + at(from, (first + i) / 4));
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sum[i + e] += x[e];
+          for (int e = 0; e < 4; ++e) sum[i + e] += from_fp32<Sum>(x[e]);
         }
       }
 #pragma unroll
@@ -77,8 +82,13 @@ class Gather {
   }
 
  private:
-  // The same as TileConfig::finished_warps, for the device.
-  __device__ static __forceinline__ uint32_t finished_warps(uint32_t slices) { return slices == 2 ? 2 : 1; }
+  using Sum = typename E::Product::Sum;
+  static constexpr uint32_t kWarps = E::kTile.sharing_warps();
+
+  // The same as TileConfig::finished_warps, without a division.
+  __device__ static __forceinline__ uint32_t finished_warps(uint32_t slices) {
+    return slices == 2 ? kWarps / 2 : slices == 4 ? kWarps / 4 : 1;
+  }
 
   // Where values 4 i to 4 i + 3 of this lane lie in the finishing block's staging buffers, from sender
   // `from`.

@@ -41,6 +41,11 @@ SHAPES: tuple[tuple[int, int, int, int | None], ...] = (
     (2048, 2048, 128, 8),
     (2047, 2047, 129, 8),
 )
+#: Those, and few rows of 8 bits.
+CASES = (
+    *(Case(m, n, k, "bfloat16", batch=batch) for m, n, k, batch in SHAPES),
+    *(Case(m, 8192, 8192, "float8_e4m3fn", out="bfloat16") for m in (16, 128)),
+)
 
 #: Programs by whose time that of XLA's faster path is divided.
 RATIOS = ("move", "auto", "sm90")
@@ -74,10 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         parser.error(str(error))
     document = report.document(runner, [], suite="floors")
-    cases = [Case(m, n, k, "bfloat16", batch=batch) for m, n, k, batch in SHAPES]
     rows = collect(
         "floors",
-        cases,
+        CASES,
         lambda case: [measure(runner, case)],
         lambda rows: report.write(results / "floors.json", {**document, "rows": rows}),
     )

@@ -64,6 +64,7 @@ CONSTANTS: tuple[tuple[str, str, str], ...] = (
     ("kL2SendRate", "bytes/us", "out of L2, each line once to all who ask at the same time"),
     ("kL2Bound", "exponent", "the two rates of L2"),
     ("kDrift", "", "part of what blocks of a GPC share that L2 sends again, as they drift apart"),
+    ("kByteDrift", "", "the same where operands have 8 bits, of which steps are shorter"),
     ("kStageLatency", "us", "from a load to its bytes, which the stages of the ring share"),
     ("kIdleL2", "", "part of a step's L2 time that is left on an otherwise idle machine"),
     ("kStepOverlap", "exponent", "multiplying and loading within a step"),

@@ -138,7 +138,7 @@ def dense_microseconds(problem: Problem, device: Device, *, full: bool = False) 
 
 
 def together(outer: int, groups: int, m: int, k: int, n: int) -> bool:
-    """Whether XLA multiplies m rows by each group's weights as a batch, not in a loop; ``outer`` such products."""
+    """Whether XLA's products of m rows, k and n wide, for each group are a batch, not a loop; ``outer`` of them."""
     copies = outer * groups * m * (k + n)
     return groups > 0 and copies <= max(_MOST_COPIES, groups * k * n // _WEIGHTS_OF_A_COPY)
 

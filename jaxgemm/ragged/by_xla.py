@@ -57,14 +57,22 @@ def rows(
 
 
 def sums(
-    lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, offset: jax.Array | None, *, held: int, **product: Any
+    lhs: jax.Array,
+    rhs: jax.Array,
+    sizes: jax.Array,
+    offset: jax.Array | None,
+    *,
+    held: int,
+    batch: bool,
+    **product: Any,
 ) -> jax.Array:
     """``lhs[rows].T @ rhs[rows]`` for the rows of each of ``held`` groups.
 
-    lhs is (m, k), rhs (m, n), and the result (held, k, n).
+    lhs is (m, k), rhs (m, n), and the result (held, k, n). ``batch``: as :func:`rows` has it.
     """
     mine = owner(sizes, offset, lhs.shape[0], held)[:, None]
-    dims = (((0,), (0,)), ((), ()))
+    every = lax.iota(mine.dtype, held)
+    dims = (((1,), (1,)), ((0,), (0,))) if batch else (((0,), (0,)), ((), ()))
 
     def of(group: jax.Array) -> jax.Array:
         x, y = (jnp.where(mine == group, v, jnp.zeros((), v.dtype)) for v in (lhs, rhs))
@@ -72,7 +80,7 @@ def sums(
 
     if held == 0:
         return jnp.zeros((0, lhs.shape[1], rhs.shape[1]), product["preferred_element_type"])
-    out: jax.Array = lax.map(of, lax.iota(mine.dtype, held))
+    out: jax.Array = of(every[:, None, None]) if batch else lax.map(of, every)
     return out
 
 

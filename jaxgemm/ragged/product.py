@@ -227,16 +227,16 @@ def _by_xla(platform: str, count: int, *operands: jax.Array, **params: Any) -> j
     operands = (*of_one_type(operands[0], operands[1]), *operands[2:])
     product = {name: params[name] for name in ("precision", "preferred_element_type")}
     product |= {"platform": platform, "out_sharding": None, "parts": count}
+    product["batch"] = count == 1 and _as_batch(operands, form)
     if form.sums:
         function = partial(by_xla.sums, held=form.held, **product)
     else:
-        batch = count == 1 and _as_batch(operands, form)
-        function = partial(by_xla.rows, transposed=form.transposed, batch=batch, **product)
+        function = partial(by_xla.rows, transposed=form.transposed, **product)
     return by_xla.over_batch(function, list(operands), form.ranks)
 
 
 def _as_batch(operands: Sequence[jax.Array], form: Form) -> bool:
-    """Whether XLA computes a product of rows as one batch; never if extents are symbolic."""
+    """Whether XLA computes products of all rows by each group as one batch; never if extents are symbolic."""
     lhs, rhs = operands[:2]
     extents = prod(form.batch(operands)), form.held, *lhs.shape[-2:], form.shape(lhs.shape, rhs.shape)[-1]
     return all(isinstance(extent, int) for extent in extents) and together(*extents)

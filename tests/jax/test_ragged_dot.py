@@ -318,25 +318,30 @@ def test_a_kernel_by_name_is_refused():
 
 
 @pytest.mark.parametrize("most", [0, 1 << 24], ids=["loop", "batch"])
-@pytest.mark.parametrize("form", ["rows", "transposed"])
+@pytest.mark.parametrize("form", ["rows", "transposed", "sums"])
 def test_a_loop_over_groups_and_a_batch_of_products(form, most, monkeypatch, rng):
     """XLA's two ways give the same, and keep infinity and NaN to their group."""
     monkeypatch.setattr(xla_times, "_MOST_COPIES", most)
     x, w = operands(rng)
     x, w = x.at[6:10].set(np.inf), w.at[3].set(np.nan)  # rows of the third group in SIZES, and the fourth's weights
-    for given, offset in ((SIZES["all"], 0), (SIZES["fewer"], 2), (SIZES["more"], 0)):
-        dims = (((1,), (2 if form == "transposed" else 1,)), ((), ()))
+    y = array(rng.standard_normal((M, N)))
+    numbers = {
+        "rows": Numbers((((1,), (1,)), ((), ())), [0], [0]),
+        "transposed": Numbers((((1,), (2,)), ((), ())), [0], [0]),
+        "sums": Numbers((((0,), (0,)), ((), ())), [0], []),
+    }[form]
+    other = {"rows": w, "transposed": w.mT, "sums": y}[form]
+    for given, offset in ((SIZES["all"], 0), (SIZES["fewer"], 0 if form == "sums" else 2), (SIZES["more"], 0)):
 
-        def product(x, w, sizes, offset=offset, dims=dims):
-            where = {"group_offset": array([offset]), "kernel": "xla"}
-            return jaxgemm.ragged_dot_general(x, w, sizes, Numbers(dims, [0], [0]), **where)
+        def product(x, other, sizes, offset=offset):
+            where = {"group_offset": array([offset])} if offset else {}
+            return jaxgemm.ragged_dot_general(x, other, sizes, numbers, kernel="xla", **where)
 
-        held = w.mT if form == "transposed" else w
-        program = jax.jit(product).lower(x, held, array(given))
+        program = jax.jit(product).lower(x, other, array(given))
         assert ("while" in program.as_text()) == (most == 0)
-        got = program.compile()(x, held, array(given))
+        got = program.compile()(x, other, array(given))
         with np.errstate(invalid="ignore"):
-            want = by_rows(x, w, given, offset)
+            want = by_sums(x, y, given) if form == "sums" else by_rows(x, w, given, offset)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 

@@ -289,9 +289,10 @@ def test_promoted_sums(types, layout, rng):
 def test_blocks_of_a_cluster_that_share_k(types, layout, slices, rng):
     """x from registers (B of NN, A of TT), where all warps share a tile, and from shared memory (NT)."""
     calls = []
-    for tile_n, (m, n, k) in itertools.product((16, 64), ((16, 300, 2048), (200, 131, 4099), (1, 24, 1030))):
-        shape = {"tile_m": 64 if layout == "NT" else 128, "tile_n": tile_n}
-        given = {**shape, "split_k": slices, "reduction": 2}
+    for tile_n, (n, m, k) in itertools.product((16, 64), ((304, 16, 2048), (144, 203, 4099), (32, 1, 1030))):
+        m, n = (n, m) if layout == "TT" else (m, n)  # rows of what is turned begin at multiples of 16 bytes
+        tile = {"tile_m": 64 if layout == "NT" else 128, "tile_n": tile_n}
+        given = {**tile, "split_k": slices, "reduction": 2}
         a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
         calls.append((a, b, given if a.dtype.kind in "iu" else given | {"out_dtype": "bfloat16"}))
     check(calls, layout)

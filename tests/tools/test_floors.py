@@ -9,6 +9,7 @@ import pytest
 from arrays import array
 
 from jaxgemm.measure import bench
+from jaxgemm.measure.case import Case
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_its_results(script, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(script, "parse", lambda *_: (None, tmp_path, runner))
     monkeypatch.setattr(script, "ready", lambda *_: None)
     monkeypatch.setattr(script, "programs", lambda *_: programs)
-    monkeypatch.setattr(script, "SHAPES", ((3, 4, 5, None), (8, 8, 8, 2)))
+    monkeypatch.setattr(script, "CASES", (Case(3, 4, 5, "bfloat16"), Case(8, 8, 8, "bfloat16", batch=2)))
     assert script.main([]) == 0
     rows = json.loads((tmp_path / "floors.json").read_text())["rows"]
     assert [row["problem"] for row in rows] == ["3x4x5 NN bf16", "8x8x8@2 NN bf16"]

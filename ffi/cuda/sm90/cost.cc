@@ -22,8 +22,8 @@
 // to nvidia-h200's fit, present_fit, odd_fit and finished_fit; finished_fit has unaligned results with a
 // bias. The times of clusters, copies, unaligned results and tiles of every eighth row were fitted to odd_fit
 // as well, the times of planes (kPlane, kSplit) to planes_fit, and those of operands of 8 bits (kTurn,
-// kWideResults) to bytes_fit. The rates are an H200's; memory's rate is scaled to the machine's. Constants
-// absorb what the model leaves out, so they are not the hardware's rates.
+// kWideResults, kByteDrift) to bytes_fit. The rates are an H200's; memory's rate is scaled to the machine's.
+// Constants absorb what the model leaves out, so they are not the hardware's rates.
 #include "cost.h"
 
 #include <algorithm>
@@ -222,8 +222,9 @@ double load_time(const Case& x, int tile_n) {
   // places at which neighbours begin.
   const double starts =
       x.t.every_eighth ? std::max(1.0, std::min(double(x.c.walk_height), u.rows) / std::ceil(u.rows / 8)) : 1;
-  // Blocks of a GPC load a common line together but for kDrift; blocks of a cluster always do.
-  const auto sent_of = [](double part, bool shared) { return shared ? 1 : part + kDrift * (1 - part); };
+  // Blocks of a GPC load a common line together but for `drift`; blocks of a cluster always do.
+  const double drift = x.bytes == 1 ? kByteDrift : kDrift;
+  const auto sent_of = [=](double part, bool shared) { return shared ? 1 : part + drift * (1 - part); };
   const double sent = sent_of(distinct.rows, x.c.cluster_n > 1) * lines.rows +
                       sent_of(std::min(1.0, distinct.columns * starts), x.c.cluster_m > 1) * lines.columns;
   const double bytes_of_line =
@@ -289,9 +290,8 @@ double epilogue_time(const Case& x) {
             (x.ping_pong() ? kFinish : kCooperativeFinish)[static_cast<int>(finish_of(x.p, path))];
   }
   const int slices = x.c.slices();
-  if (slices > 1)
-    time +=
-        kGatherStart + (slices - 1) * results * t.finished_warps(slices) / t.sharing_warps() / kGatherRate;
+  const double received = (slices - 1) * results * t.finished_warps(slices) / t.sharing_warps();
+  if (slices > 1) time += kGatherStart + received / kGatherRate;
   return time;
 }
 

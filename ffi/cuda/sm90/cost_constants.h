@@ -45,7 +45,7 @@ constexpr double kEpilogue = 0.8675;
 // [x] times that for a cooperative tile, divided by its warpgroups
 constexpr double kCooperativeEpilogue = 1.55;
 // [x] of the epilogue where operands have 8 bits and results 32, for each of their bytes
-constexpr double kWideResults = 1.25;
+constexpr double kWideResults = 1.36;
 // [us] from one ping-pong warpgroup's main loop to the other's
 constexpr double kHandover = 0.2661;
 // [x] more epilogue for each halving of a strip's columns, about
@@ -104,6 +104,8 @@ constexpr double kL2SendRate = 9.574e6;
 constexpr double kL2Bound = 5.345;
 // [x] part of what blocks of a GPC share that L2 sends again, as they drift apart
 constexpr double kDrift = 0.04613;
+// [x] the same where operands have 8 bits, of which steps are shorter
+constexpr double kByteDrift = 0.7081;
 // [us] from a load to its bytes, which the stages of the ring share
 constexpr double kStageLatency = 0.8221;
 // [x] part of a step's L2 time that is left on an otherwise idle machine
@@ -133,9 +135,9 @@ constexpr double kPlaneStores = 6.115;
 // [x] the same where operands are swapped
 constexpr double kPlaneStoresSwapped = 2.56;
 // [us] of a step of 64 rows of x of 8 bits that a warpgroup transposes in registers
-constexpr double kTurn = 0.05561;
+constexpr double kTurn = 0.04442;
 // [exponent] that and multiplying
-constexpr double kTurnOverlap = 1.09;
+constexpr double kTurnOverlap = 2.632;
 // [bytes/us] of the pass that splits operands into planes, read and written
 constexpr double kSplitRate = 4.426e6;
 // [us] that pass's kernel

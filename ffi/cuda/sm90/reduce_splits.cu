@@ -28,7 +28,22 @@ struct Partials {
     return (a_scale ? __ldg(a_scale + (a_lines ? row : 0)) : 1.f) *
            (b_scale ? __ldg(b_scale + (b_lines ? col : 0)) : 1.f);
   }
+  // Of a run that begins at `col`; `last` is D's last column.
+  __device__ __forceinline__ void apply_scales(float4& sum, int64_t row, int64_t col, int64_t last) const {
+    sum.x *= scale(row, col);
+    sum.y *= scale(row, min(col + 1, last));
+    sum.z *= scale(row, min(col + 2, last));
+    sum.w *= scale(row, min(col + 3, last));
+  }
 };
+
+template <typename Sums>
+__device__ __forceinline__ void add(Sums& sum, const Sums& x) {
+  sum.x += x.x;
+  sum.y += x.y;
+  sum.z += x.z;
+  sum.w += x.w;
+}
 
 template <typename D>
 struct alignas(4 * sizeof(D)) Four {
@@ -54,36 +69,18 @@ __global__ void __launch_bounds__(kThreads) reduce(Partials p, Epilogue<T> epilo
   wait_for_previous_kernel();
   if (inside) {
 #pragma unroll 8
-    for (int i = begin; i < end; ++i) {
-      const Sums x = *reinterpret_cast<const Sums*>(from + i * p.split_stride);
-      sum.x += x.x;
-      sum.y += x.y;
-      sum.z += x.z;
-      sum.w += x.w;
-    }
+    for (int i = begin; i < end; ++i) add(sum, *reinterpret_cast<const Sums*>(from + i * p.split_stride));
   }
   if (p.stretches > 1) {
     sums[threadIdx.x] = sum;
     __syncthreads();
     if (stretch > 0) return;
 #pragma unroll 4
-    for (int i = 1; i < p.stretches; ++i) {
-      const Sums x = sums[i * runs + threadIdx.x];
-      sum.x += x.x;
-      sum.y += x.y;
-      sum.z += x.z;
-      sum.w += x.w;
-    }
+    for (int i = 1; i < p.stretches; ++i) add(sum, sums[i * runs + threadIdx.x]);
   }
   if (!inside) return;
   if constexpr (std::is_same_v<Sum, float>) {
-    if (p.a_scale || p.b_scale) {
-      const int64_t last = epilogue.n - 1;
-      sum.x *= p.scale(row, col);
-      sum.y *= p.scale(row, min(col + 1, last));
-      sum.z *= p.scale(row, min(col + 2, last));
-      sum.w *= p.scale(row, min(col + 3, last));
-    }
+    if (p.a_scale || p.b_scale) p.apply_scales(sum, row, col, epilogue.n - 1);
   }
   if (p.plain && p.vectors) {
     // Apart from the general case, so that its long code need not be fetched.

@@ -48,6 +48,38 @@ class TurnedRows {
   static constexpr uint32_t kOdd = 0x1111;
 };
 
+// Fragments of x that are loaded and multiplied together.
+template <typename E>
+struct TurnedSet {
+  // Instructions of a stage, and of a set. Wide tiles leave registers for two sets of half a stage.
+  static constexpr int kSteps = kLineBytes / kInstructionBytes;
+  static constexpr int kSize = E::kTileN > 128 ? kSteps / 2 : kSteps, kOfStage = kSteps / kSize;
+  using Y = OperandTile<Major::kK>;
+  using Mma = Wgmma<typename E::Product, E::kTileN, E::kX, E::kY>;
+
+  uint32_t x[kSize][4];
+
+  // Loads set `number` of the stage at address `stage`.
+  __device__ __forceinline__ void load(const TurnedRows& rows, uint32_t stage, int number) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) rows.load(x[i], stage, number * kSize + i);
+  }
+  // Issues the products of set `number` by the stage's part of y.
+  __device__ __forceinline__ void multiply(Accumulators<E>& acc, uint64_t y, int number,
+                                           uint32_t& accumulate) {
+    // Keeps the loads before the products.
+#pragma unroll
+    for (int i = 0; i < 4 * kSize; ++i) asm volatile("" : "+r"(x[i / 4][i % 4])::"memory");
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      Mma::mma(acc.value[0], x[i], advance(y, (number * kSize + i) * Y::kStep), accumulate);
+      accumulate = 1;
+    }
+    wgmma_commit();
+  }
+};
+
 // The main loop, with the parameters of multiply().
 template <typename E, typename Arrived, typename Started, typename Issued>
 __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const SharedLayout<E>& shared,
@@ -55,22 +87,18 @@ __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const Shar
                                                 int row, int k_blocks, Arrived&& arrived, Started&& started,
                                                 Issued&& issued) {
   static_assert(E::kBlocksM == 1 && E::kStepK == kLineBytes);
-  constexpr int kSteps = kLineBytes / kInstructionBytes;
-  // Instructions whose fragments are a set. Wide tiles leave registers for two sets of half a stage.
-  constexpr int kSet = E::kTileN > 128 ? kSteps / 2 : kSteps, kSets = kSteps / kSet;
-  using Y = OperandTile<Major::kK>;
-  using Mma = Wgmma<typename E::Product, E::kTileN, E::kX, E::kY>;
-  const uint64_t y_base = Y::descriptor(shared.y);
+  using Set = TurnedSet<E>;
+  constexpr int kSets = Set::kOfStage;
+  const uint64_t y_base = Set::Y::descriptor(shared.y);
   const int thread = static_cast<int>(threadIdx.x % 128);
   const TurnedRows rows(row + thread / 32 * 16, thread % 32);
   StageRelease<E> release(shared, place);
 
-  uint32_t x[2][kSet][4];
-  const auto load = [&](uint32_t (&set)[kSet][4], int stage, int number) {
-#pragma unroll
-    for (int i = 0; i < kSet; ++i) rows.load(set[i], shared.x + stage * E::kBytesX, number * kSet + i);
+  Set x[2];
+  const auto load = [&](Set& set, int stage, int number) {
+    set.load(rows, shared.x + stage * E::kBytesX, number);
   };
-  const auto arrive = [&](int block, uint32_t (&set)[kSet][4]) {
+  const auto arrive = [&](int block, Set& set) {
     mbarrier_wait(shared.full + 8 * ring.stage, ring.parity);
     arrived(block, ring.stage);
     load(set, ring.stage, 0);
@@ -79,22 +107,12 @@ __device__ __forceinline__ void multiply_turned(Accumulators<E>& acc, const Shar
   uint32_t accumulate = 0;
   int stage = 0;
   // Multiplies set `number` of a stage, and meanwhile loads the next set.
-  const auto multiply_set = [&](int block, int number, uint32_t (&set)[kSet][4], uint32_t (&next)[kSet][4]) {
+  const auto multiply_set = [&](int block, int number, Set& set, Set& next) {
     if (number == 0) {
       stage = ring.stage;
       ring.next();
     }
-    const uint64_t y = advance(y_base, stage * (E::kBytesY / 16));
-    // Keeps the loads before the products.
-#pragma unroll
-    for (int i = 0; i < 4 * kSet; ++i) asm volatile("" : "+r"(set[i / 4][i % 4])::"memory");
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kSet; ++i) {
-      Mma::mma(acc.value[0], set[i], advance(y, (number * kSet + i) * Y::kStep), accumulate);
-      accumulate = 1;
-    }
-    wgmma_commit();
+    set.multiply(acc, advance(y_base, stage * (E::kBytesY / 16)), number, accumulate);
     if (block == 0 && number == kSets - 1) started();
     wgmma_wait<1>();
     if (number == 0) {

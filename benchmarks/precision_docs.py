@@ -137,12 +137,11 @@ in a row of A, raises the guard of `TF32_TF32_F32_X3`.
 _FP8 = """
 ## Products of fp8 on {device}
 
-A tensor core adds up 32 products of fp8 at a time, and keeps about 13 bits of the sum. At `precision="highest"` `sm90`
-has it add up 128 products, and adds these sums up in float32: the error does not grow with k then. At any other
-precision all sums stay in the tensor core.
+A tensor core keeps about 13 bits of a sum of fp8 products. At `precision="highest"` `sm90` adds sums of 128 products
+up in float32, so that the error does not grow with k. At any other precision all sums stay in the tensor core.
 
-Against float64, measured {when}. Results are {m}×{n} in float32, of sums of k products of two numbers of one type. A
-cell has ours / XLA's at the same precision: the error in the Frobenius norm. "-" did not run.
+Against float64, measured {when}: ours / XLA's at the same precision, of {m}×{n} results in float32. In the Frobenius
+norm:
 
 {frobenius}
 
@@ -297,10 +296,16 @@ def of_fits(content: Row) -> str:
 def page() -> str:
     """docs/precision.md."""
     sections = [_TEXT.format(precisions=precisions(), k=_K, exact=EXACT_K, tiles=EXACT_TILES)]
-    made = {"errors": of_errors, "exact": of_sizes, "precisions": of_speed, "fits": of_fits, "errors_fp8": of_fp8}
+    made = {
+        "errors.json": of_errors,
+        "exact.json": of_sizes,
+        "precisions.json": of_speed,
+        "fits.json": of_fits,
+        "errors_fp8.json": of_fp8,
+    }
     for folder in sorted(RESULTS.glob("nvidia-*")):
         for name, section in made.items():
-            if (file := folder / f"{name}.json").exists():
+            if (file := folder / name).exists():
                 sections.append(section(report.load(file)))
     return "".join(sections)
 

@@ -116,8 +116,8 @@ def run(
     load: Load | None = None,
     verbose: bool = False,
 ) -> Found:
-    """Products of these indices, by default all from 0, until the time is over; of groups alone, or single ones of these
-    types of operands, if asked for.
+    """Products of these indices, by default all from 0, until the time is over; of groups alone, or single ones of
+    operands of these types, if asked for.
     """
     rows, wanted, types = here(default_platform()), set(kernels), set(operands)
     found, start, told = Found(), time.monotonic(), time.monotonic()

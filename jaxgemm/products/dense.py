@@ -200,8 +200,10 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
         except UnsupportedError as error:
             refusal = refusal or error
             continue
-        # XLA computes a product whole, with its epilogue.
-        if found.choice.kernel is not None or params["kernel"] in ("auto", "xla"):
+        if found.choice.kernel is not None or params["kernel"] == "xla":
+            return found
+        # XLA computes a product whole, with its epilogue, unless no kernel can do so and one takes the product alone.
+        if params["kernel"] == "auto" and found.choice.rule != rules.UNFIT.name:
             return found
     if found is None:
         assert refusal is not None

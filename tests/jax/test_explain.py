@@ -83,6 +83,19 @@ def test_what_a_kernel_does_not_fuse_is_said():
     assert "silu(a b + 1 * c), composed in jnp" in str(product)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_a_product_without_its_epilogue_is_ours(dtype):
+    """Where no kernel has the epilogue and one takes the product, unless XLA is as fast for the product."""
+    f = lambda a, b, bias: jaxgemm.gemm(a, b, bias=bias, activation="relu", alpha=-3)  # noqa: E731
+    args = shape(512, 1024, dtype=dtype), shape(1024, 256, dtype=dtype), shape(256, dtype=jnp.int32)
+    (product,) = jaxgemm.explain(f, *args, platform="cuda").products
+    assert (product.kernel, product.decision.choice.rule) == ("sm90", dtype)
+    assert "relu(-3 * a b + bias), composed in jnp" in str(product)
+    batch = shape(8, 512, 1024, dtype=dtype), shape(8, 1024, 256, dtype=dtype)
+    (product,) = jaxgemm.explain(*batch, activation="relu", platform="cuda").products
+    assert product.kernel == ("xla" if dtype == "int8" else "sm90")
+
+
 def test_the_copies_that_a_layout_needs_are_said():
     f = lambda a, b: jaxgemm.dot_general(a, b, (((0, 2), (0, 1)), ((), ())), kernel="host")  # noqa: E731
     (product,) = jaxgemm.explain(f, shape(4, 5, 7), shape(4, 7, 6), platform="cpu").products

@@ -100,6 +100,20 @@ def test_integers(types, layout, rng):
     check([(random(rng, (m, k), types[0]), random(rng, (k, n), types[1]), {}) for m, n, k in SHAPES], layout)
 
 
+@pytest.mark.parametrize("kernel", ["auto", "sm90"])
+@pytest.mark.parametrize("types", INTEGERS, ids="-".join)
+def test_integers_with_an_epilogue(types, kernel, rng):
+    """jnp adds to the kernel's sums; XLA computes the first of these wrongly."""
+    for m, n, k in ((35, 640, 6), (300, 200, 100)):
+        a, b = random(rng, (m, k), types[0]), random(rng, (k, n), types[1])
+        c, bias = (rng.integers(-9999, 9999, shape, np.int32) for shape in ((m, n), n))
+        z = -3 * exact(a, b).astype(np.int32)
+        relu = jax.jit(lambda a, b: jaxgemm.gemm(a, b, alpha=-3, activation="relu", kernel=kernel))
+        np.testing.assert_array_equal(relu(a, b), np.maximum(z, 0))
+        added = jax.jit(lambda a, b, c, bias: jaxgemm.gemm(a, b, c, alpha=-3, beta=2, bias=bias, kernel=kernel))
+        np.testing.assert_array_equal(added(a, b, c, bias), z + 2 * c + bias)
+
+
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 @pytest.mark.parametrize("types", FLOATS, ids="-".join)
 def test_floats(types, layout, rng):

@@ -123,7 +123,7 @@ def test_batch_invariant_products_are_a_kernels(kernel, rng):
     for name in ("auto", kernel):
         choice = choose(p.problem, device_for("cuda"), precision=None, kernel=name, batch_invariant=True)
         assert choice.kernel.name == kernel
-    with pytest.raises(jaxgemm.UnsupportedError, match="no such promise"):
+    with pytest.raises(jaxgemm.UnsupportedError, match="do not promise it"):
         choose(p.problem, device_for("cuda"), precision=None, kernel="xla", batch_invariant=True)
 
 

@@ -95,9 +95,9 @@ CASES: tuple[tuple[str, tuple[str, ...], str, Callable[[Timed], bool]], ...] = (
     ("bf16, aligned, from 512³ on", DRAWN, "auto", lambda p: p.aligned and p.size >= 1 / 8),
     ('fp32, "highest", m, n ≥ 512', ("fp32",), "auto", lambda p: min(p.m, p.n) >= 512),
     ('fp32, "highest", m or n < 512', ("fp32",), "auto", lambda p: min(p.m, p.n) < 512),
-    ("int8 by `sm90`", ("int8",), "sm90", lambda p: p.types == "s8"),
-    ("uint8 by `sm90`", ("int8",), "sm90", lambda p: p.types == "u8"),
-    ("fp8 by `sm90`", ("fp8",), "sm90", lambda _: True),
+    ("int8", ("int8",), "auto", lambda p: p.types == "s8"),
+    ("uint8", ("int8",), "auto", lambda p: p.types == "u8"),
+    ("fp8", ("fp8",), "auto", lambda _: True),
 )
 
 

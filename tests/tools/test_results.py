@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 FILES = sorted(path for path in RESULTS.rglob("*") if path.is_file())
 #: Of all files together.
-MOST, BYTES = 34, 1_800_000
+MOST, BYTES = 35, 1_800_000
 #: Lines of the head, a product's line, and what JSON needs around them.
 LONGEST = 5000
 

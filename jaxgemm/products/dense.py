@@ -202,8 +202,8 @@ def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
             continue
         if found.choice.kernel is not None or params["kernel"] == "xla":
             return found
-        # XLA computes a product whole, with its epilogue, unless no kernel can do so and one takes the product alone.
-        if params["kernel"] == "auto" and found.choice.rule != rules.UNFIT.name:
+        # XLA computes a product whole, with its epilogue, unless the epilogue alone keeps kernels from the product.
+        if params["kernel"] == "auto" and (found.choice.rule != rules.UNFIT.name or out != kept):
             return found
     if found is None:
         assert refusal is not None

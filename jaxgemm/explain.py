@@ -190,8 +190,8 @@ def _product(of: _Equation, on: _On) -> Iterator[Product]:
         avals = types
     decision = kind.decided(on.platform, types, params)
     several = explicit_axes(mesh) or on.partly or (on.devices > 1 and AxisType.Manual not in mesh.axis_types)
-    composed = several and kind.compose and not kind.division and not (kind.refusal and by_name(params))
-    if composed and decision.choice.kernel is not None:
+    undivided = kind.compose and not kind.division and not (kind.refusal and by_name(params))
+    if several and undivided and decision.choice.kernel is not None:
         decision = replace(decision, choice=Choice.xlas(rules.DIVIDED, _COMPOSED))
     elif on.partly and decision.choice.rule not in rules.SETTLED and not by_name(params):
         decision = replace(decision, choice=Choice.xlas(rules.DIVIDED, _PARTLY))

@@ -98,6 +98,10 @@ def test_linear_in_one_operand(operands, rng):
     check(of_t, (ct * z * np.asarray(s)).sum((0, 1))[None], 1e-5)
     (of_bias,) = jax.linear_transpose(lambda x: jaxgemm.gemm(a, b, a_scale=s, bias=x), bias)(ct)
     check(of_bias, np.asarray(ct, np.float64).sum((0, 1)), 1e-5)
+    x, gate, up = (y.astype(np.float32) for y in (a, b, b))
+    (of_up,) = jax.linear_transpose(lambda w: jaxgemm.gated_gemm(x, gate, w, activation="relu"), up)(ct)
+    want = jax.linear_transpose(lambda w: jax.nn.relu(x @ gate) * (x @ w), up)(ct)[0]
+    assert_close(of_up, want, rtol=1e-4)
     with pytest.raises(NotImplementedError, match="tanh"):
         jax.linear_transpose(lambda s: jaxgemm.gemm(a, b, a_scale=s, activation="tanh"), s)(ct)
 

@@ -17,6 +17,7 @@ from jaxgemm import precision as prec
 from jaxgemm.epilogue import Epilogue, apply
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products.arguments import (
+    as_array,
     as_bias,
     asked_dtype,
     broadcast,
@@ -66,9 +67,9 @@ def gemm(
         beta: scales ``c``; by default 1 when ``c`` is given.
         bias: shape (n,), added to every row.
         activation: a name in :data:`jaxgemm.epilogue.ACTIVATIONS`, as "gelu" (tanh form, as ``jax.nn.gelu``).
-        a_scale: float32, for operands of 8 bits: an operand stands for its values times its scales. Shape (), or
-            (..., 1, 1), one for each matrix, or (..., m, 1), one for each row of op(a). Scales multiply the product
-            before alpha does. Sums of integers must fit into int32.
+        a_scale: float32 or a Python number, for two integers or two floats of 8 bits: an operand stands for its values
+            times its scales. Shape (), or (..., 1, 1), one for each matrix, or (..., m, 1), one for each row of op(a).
+            Scales multiply the product before alpha does. Sums of integers must fit into int32.
         b_scale: the same for b: shape (), (..., 1, 1), or (..., 1, n), one for each column of op(b).
         out_dtype: type of the result. By default the type that jnp promotes the operands to; int32 for 8- and 16-bit
             integers; float32 for 8-bit floats and if there are scales. Two 8-bit types, of integers or of floats, are
@@ -93,7 +94,8 @@ def gemm(
         ValueError: a shape, name or option is wrong.
         UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
     """
-    a, b, weak = promoted_pair(a, b, apart=True)
+    operands = as_array("a", a), as_array("b", b)
+    a, b, weak = promoted_pair(*operands, apart=True)
     shape_a, shape_b = a.shape, b.shape  # a tracer works its shape out each time, so once
     _check_matrices(shape_a, shape_b, transpose_a, transpose_b)
     weak = weak and out_dtype is None and all(map(gives_way, (c, alpha, beta, bias)))
@@ -102,11 +104,11 @@ def gemm(
     given = {"a_scale": a_scale, "b_scale": b_scale}
     out, sums, accumulator = _types(out_dtype, dtype, scaled=any(scale is not None for scale in given.values()))
     batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], bool(transpose_a), bool(transpose_b))
-    a, b = batch.squeeze(a, b, shape_a, shape_b)
     shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])
 
     beta = (1.0 if c is not None else 0.0) if beta is None else beta
-    scales = scales_of(given, (dtype, b.dtype), shape_a[-2 if transpose_a else -1], shape)
+    types = [x.dtype if was.weak_type else was.dtype for x, was in zip((a, b), operands, strict=True)]
+    scales = scales_of(given, types, shape_a[-2 if transpose_a else -1], shape)
     static_alpha = static_scaling("alpha", alpha, accumulator, out)
     static_beta = static_scaling("beta", beta, accumulator, out)
     if c is None and static_beta != 0.0:
@@ -123,7 +125,10 @@ def gemm(
     transposed = transpose_a, transpose_b
     if scales and c is None and static_alpha is not None and is_matrix_product(a, b, scales.get("b_scale"), transposed):
         epilogue = Epilogue(static_alpha, 0.0, bias is not None, activation)
-        return jnp.reshape(bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how), shape)
+        product = bind_scaled(a, b, scales, bias, transposed, out, epilogue, **how)
+        missing = len(shape) - product.ndim
+        return lax.expand_dims(product, range(missing)) if missing else product
+    a, b = batch.squeeze(a, b, shape_a, shape_b)
     multiply = partial(bind, a, b, dims=dims, **how)
     if scales or static_alpha is None or static_beta is None:
         # Scales that are arrays multiply outside of the kernel, where they can be traced and differentiated.

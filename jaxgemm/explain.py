@@ -75,6 +75,8 @@ _DIVIDED = (
 _PARTLY = (
     "in a shard_map over some of the mesh's axes XLA divides it over the others, and it cannot divide a kernel's call"
 )
+#: Why a product that is one launch on one device is composed.
+_COMPOSED = "one launch is on one device, and this program is divided over several"
 
 
 def explain(function: Any, *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
@@ -187,14 +189,19 @@ def _product(of: _Equation, on: _On) -> Iterator[Product]:
         types, params = kind.part(types, params, out)
         avals = types
     decision = kind.decided(on.platform, types, params)
-    if on.partly and decision.choice.rule not in rules.SETTLED and not by_name(params):
+    several = explicit_axes(mesh) or on.partly or (on.devices > 1 and AxisType.Manual not in mesh.axis_types)
+    undivided = kind.compose and not kind.division and not (kind.refusal and by_name(params))
+    if several and undivided and decision.choice.kernel is not None:
+        decision = replace(decision, choice=Choice.xlas(rules.DIVIDED, _COMPOSED))
+    elif on.partly and decision.choice.rule not in rules.SETTLED and not by_name(params):
         decision = replace(decision, choice=Choice.xlas(rules.DIVIDED, _PARTLY))
     found: Iterable[Product]
     if decision.choice.kernel is None and kind.compose:
         assert kind.describe_composed is not None
         # The products shown are those of one device.
         alone = dict(params, out_sharding=None) if "out_sharding" in params else params
-        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
+        placed = [x.sharding if kind.part is None and explicit_axes(x.sharding.mesh) else None for x in types]
+        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(types, placed, strict=True)]
         composed = jax.make_jaxpr(partial(kind.compose, **alone))(*structs).jaxpr
         found = kind.describe_composed(_products(composed, on), decision, avals=avals, params=params)
     else:

@@ -32,14 +32,32 @@ Series = tuple[Any, Any]
 def of_composition(narrow: Callable[..., Any], primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     """The derivative of a product, as that of the products and jnp code that it is composed of."""
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-
-    def function(*given: jax.Array) -> Any:
-        operands = list(primals)
-        for i, value in zip(moving, given, strict=True):
-            operands[i] = value
-        return narrow(*operands, **params)
-
+    function = of_some(partial(narrow, **params), primals, moving)
     return jax.jvp(function, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+def transpose_of_composition(narrow: Callable[..., Any], ct: Any, *operands: Any, **params: Any) -> list[Any]:
+    """The cotangents of the operands that are not known, in which the composition must be linear."""
+    unknown = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    cts: list[Any] = [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
+    if type(ct) is ad.Zero:
+        return cts
+    function = of_some(partial(narrow, **params), operands, unknown)
+    for i, found in zip(unknown, jax.linear_transpose(function, *(operands[i].aval for i in unknown))(ct), strict=True):
+        cts[i] = found
+    return cts
+
+
+def of_some(function: Callable[..., Any], operands: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:
+    """The function of the operands at these places, with the others as they are."""
+
+    def reduced(*given: jax.Array) -> Any:
+        every = list(operands)
+        for i, value in zip(places, given, strict=True):
+            every[i] = value
+        return function(*every)
+
+    return reduced
 
 
 def jvp(primitive: Primitive, of: Linear, primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:

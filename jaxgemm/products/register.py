@@ -48,6 +48,7 @@ def register(kind: Kind) -> Primitive:
     jvp, transpose, taylor = kind.jvp, kind.transpose, kind.taylor
     if kind.narrow:
         jvp = partial(derivatives.of_composition, kind.narrow)
+        transpose = partial(derivatives.transpose_of_composition, kind.narrow)
     elif kind.linear:
         jvp = partial(derivatives.jvp, primitive, kind.linear)
         transpose = partial(derivatives.transpose, kind.linear)

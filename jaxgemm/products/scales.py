@@ -8,10 +8,11 @@ from math import prod
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
-from jaxgemm.products.arguments import as_array, float_result
+from jaxgemm.products.arguments import as_array, float_result, gives_way
 
 #: The axis of the result along which a scale may run, by the scale's name.
 _RUNS = {"a_scale": -2, "b_scale": -1}
@@ -31,16 +32,19 @@ def scales_of(
     ``shape``: the result's. ``called``: what errors call the function and both scales.
 
     Raises:
-        TypeError: operands of these types have no scales, or a scale is not of float32.
+        TypeError: operands of these types have no scales, or a scale is neither of float32 nor a Python number.
         ValueError: a scale has another shape, or sums of integers may pass what int32 holds.
     """
     function = called[0]
     says = {name: f"{function}: {x}" for name, x in zip(_RUNS, called[1:], strict=True)}
-    named = {name: as_array(says[name], value) for name, value in given.items() if value is not None}
+    named = {name: _as_scale(says[name], value) for name, value in given.items() if value is not None}
     if not named:
         return {}
+    lhs, rhs = operands
     if not all(map(dtypes.is_8bit, operands)):
-        raise TypeError(f"{says[next(iter(named))]} is for operands of 8 bits, got {operands[0]} and {operands[1]}")
+        raise TypeError(f"{says[next(iter(named))]} is for operands of 8 bits, got {lhs} and {rhs}")
+    if lhs != rhs and not dtypes.stay_apart(lhs, rhs):
+        raise TypeError(f"{says[next(iter(named))]} is for two integers or two floats of 8 bits, got {lhs} and {rhs}")
     _check_sums(function, operands, k)
     for name, x in named.items():
         if x.dtype != np.float32:
@@ -52,6 +56,13 @@ def scales_of(
             )
     rank = len(shape)
     return {name: x if x.ndim == 0 else jnp.reshape(x, (1,) * (rank - x.ndim) + x.shape) for name, x in named.items()}
+
+
+def _as_scale(name: str, value: ArrayLike) -> jax.Array:
+    """The scale as an array, in float32 if it is a real number of a type that gives way to others."""
+    x = as_array(name, value)
+    real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+    return lax.convert_element_type(x, np.float32) if real and gives_way(value) else x
 
 
 def _fits(scale: Sequence[int], shape: Sequence[int], runs: int) -> bool:
@@ -94,5 +105,5 @@ def scaled(product: jax.Array, scales: Iterable[jax.Array], dtype: np.dtype) -> 
     """The product, converted to ``dtype``, times its scales."""
     x = product.astype(dtype)
     for scale in scales:
-        x = x * scale
+        x = x * lax.broadcast_to_rank(scale, x.ndim)  # as jax.numpy_rank_promotion may ask
     return x

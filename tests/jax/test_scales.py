@@ -11,7 +11,7 @@ from arrays import array
 from jax import export
 from jax.sharding import PartitionSpec as P
 from meshes import KINDS, mesh, put
-from oracle import sum_eps
+from scaled import check, exact, lost, scale, values
 
 import jaxgemm
 
@@ -23,42 +23,11 @@ PAIRS = [
 M, N, K = 6, 10, 24
 
 
-def values(rng, shape, dtype):
-    if dtype.endswith("int8"):
-        info = np.iinfo(dtype)
-        return array(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
-    return array(rng.standard_normal(shape), dtype)
-
-
-def scale(rng, shape):
-    return array(rng.uniform(0.01, 0.1, shape), np.float32)
-
-
 def with_values(x, at):
     x = np.array(x)
     for i, value in at.items():
         x[i] = value
     return array(x)
-
-
-def exact(a, b, a_scale=1.0, b_scale=1.0):
-    a, b = (np.asarray(x, np.float64) for x in (a, b))
-    return (a @ b) * np.asarray(a_scale, np.float64) * np.asarray(b_scale, np.float64)
-
-
-def check(got, want, rounding=2.0**-21, lost=0.0):
-    """``lost``: what the product of sums may be off by, in each element."""
-    difference = abs(np.asarray(got, np.float64) - want)
-    bound = rounding * (abs(want) + abs(want).max()) + lost
-    assert (difference <= bound).all(), f"{difference.max()} of {abs(want).max()}"
-
-
-def lost(a, b, a_scale=1.0, b_scale=1.0):
-    """What a tensor core may cut off the sums; a CPU adds them up in float32."""
-    on_gpu = jax.default_backend() != "cpu"
-    return (
-        on_gpu * sum_eps(a.dtype.name, K) * exact(*(abs(np.asarray(x, np.float64)) for x in (a, b)), a_scale, b_scale)
-    )
 
 
 OUTS = (None, "bfloat16", "float16", "float32")

@@ -50,7 +50,7 @@ def each(layer, x):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [partial(linear, 64, 64), general])
 def test_nnx_stack(make, form, inputs):
-    """Each layer needs scales of its own, as if it stood alone."""
+    """Each layer has scales of its own, as if it stood alone."""
     layers = stacked(3, make(form))
     x = inputs if layers.kernel.ndim == 3 else inputs.reshape(3, 5, 4, 16)
     apart = [ours_nnx.quantize(nnx.merge(graph, jax.tree.map(lambda a, i=i: a[i], state)))

@@ -11,6 +11,9 @@ of 8 bits, which have a scale for each feature and for each row. Every call quan
     _, made = model.apply(variables, x, mutable=["quantized"])
     y = model.apply({**variables, **made}, x)
 
+Its arrays are ``kernel`` and ``kernel_scale``. ``nn.scan`` and ``nn.vmap`` see it if ``variable_axes`` has "quantized",
+as in ``variable_axes={"params": 0, "quantized": 0}``; without, nothing is made, and every call quantizes.
+
 Such layers have no derivative.
 """
 
@@ -23,6 +26,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.errors import ScopeParamShapeError
+from flax.linen.dtypes import promote_dtype
 from flax.linen.module import merge_param
 
 from jaxgemm.flax import _moe, _quantized, _shared
@@ -46,8 +51,8 @@ def _seen(layer: Any) -> Any:
     return _shared.Seen(layer, dot_general=partial(_shared.pend, kernel=layer.kernel))
 
 
-#: The collection of values and scales of weights, by the parameter's name.
-_COLLECTION = "quantized"
+#: The collection of values and scales of weights, and their names in it.
+_COLLECTION, _NAMES = "quantized", ("kernel", "kernel_scale")
 
 
 def _seen_quantized(layer: Any) -> Any:
@@ -58,16 +63,27 @@ def _seen_quantized(layer: Any) -> Any:
         if name != "kernel":
             return layer.param(name, *how)
         if layer.has_variable(_COLLECTION, name):
-            weights = _quantized.Weights(*layer.get_variable(_COLLECTION, name))
+            weights = _held(layer, how[1])
         else:
             weights = _quantized.quantized(layer, layer.param(name, *how))
             if layer.is_mutable_collection(_COLLECTION) and not layer.is_initializing():
-                layer.put_variable(_COLLECTION, name, weights)
+                for each, array in zip(_NAMES, weights, strict=True):
+                    layer.put_variable(_COLLECTION, each, array)
         seen.replace(dot_general=partial(_quantized.pend, kernel=layer.kernel, scales=weights.scales))
         return weights.values
 
     seen.replace(param=param)
     return seen
+
+
+def _held(layer: Any, shape: tuple[int, ...]) -> _quantized.Weights:
+    """What the collection has as a layer's weights of this shape, for which flax's error is that of a parameter."""
+    weights = _quantized.Weights(*(layer.get_variable(_COLLECTION, each) for each in _NAMES))
+    held = getattr(weights.values, "shape", shape)
+    if held != shape:
+        raise ScopeParamShapeError(f"{_COLLECTION}/kernel", layer.scope.path_text, held, shape)
+    _quantized.check_weights(layer, weights)
+    return weights
 
 
 class _Fused(nn.Module):
@@ -84,7 +100,7 @@ class _Quantized(_Fused):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _quantized.check(self, _given(self))
+        _quantized.check(self, _given(self), promote_dtype)
 
 
 class Dense(_Quantized, nn.Dense):

@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.sharding import PartitionSpec
 
 from jaxgemm.flax import _moe, _quantized, _shared
 
@@ -38,7 +40,7 @@ class _Quantized(_Fused):
     def __init__(self, *arguments: Any, quantize: str | None = None, **keywords: Any):
         self.quantize = quantize
         super().__init__(*arguments, **keywords)
-        _quantized.check(self, _given(self))
+        _quantized.check(self, _given(self), promote_dtype)
 
 
 class Linear(_Quantized, nnx.Linear):
@@ -172,21 +174,28 @@ class Quantized(nnx.Variable[jax.Array]):
 
 def _weights(layer: Any) -> _quantized.Weights:
     """The values of a quantized layer, and their scales."""
-    if isinstance(layer.kernel, Quantized):
-        if layer.kernel[...].dtype.itemsize > 1:
-            raise ValueError(
-                f"{type(layer).__name__}: kernel is {layer.kernel[...].dtype}, but was quantized: load weights before "
-                "jaxgemm.flax.nnx.quantize"
-            )
-        return _quantized.Weights(layer.kernel[...], layer.kernel_scale[...])
-    return _quantized.quantized(layer, layer.kernel[...])
+    kernel = layer.kernel[...]
+    if not isinstance(layer.kernel, Quantized):
+        _quantized.check_one(layer, kernel)
+        return _quantized.quantized(layer, kernel)
+    if kernel.dtype.itemsize > 1:
+        raise ValueError(
+            f"{type(layer).__name__}: kernel is {kernel.dtype}, but was quantized: load weights before "
+            "jaxgemm.flax.nnx.quantize"
+        )
+    weights = _quantized.Weights(kernel, layer.kernel_scale[...])
+    _quantized.check_weights(layer, weights)
+    return weights
 
 
 def quantize(model: nnx.Module) -> nnx.Module:
     """Replace the weights of a model's layers that have ``quantize`` by values of 8 bits, once.
 
     A layer's ``kernel`` then is a :class:`Quantized` variable of values, and ``kernel_scale`` one of their scales, of
-    shape (1, n). Layers without ``quantize``, and those that are quantized already, stay as they are.
+    shape (1, n). Both have the ``out_sharding`` of the weights' metadata. A stack of layers, as ``nnx.vmap`` makes it,
+    has its axes before these, and is called by ``nnx.scan`` or ``nnx.vmap``, whose filters must take ``Quantized``
+    variables as they take parameters. Layers without ``quantize``, and those that are quantized already, stay as they
+    are.
 
     Args:
         model: a module with such layers; it is changed in place.
@@ -195,15 +204,45 @@ def quantize(model: nnx.Module) -> nnx.Module:
         The model.
 
     Raises:
-        ValueError: the model has no such layer.
+        TypeError: a layer has weights of 8 bits, but was not quantized.
+        ValueError: the model has no such layer, or one without values, or a stack whose axes are not the first.
+
+    Nothing is changed then.
     """
-    found = False
-    for _, module in nnx.iter_modules(model):
-        layer: Any = module if isinstance(module, _Quantized) and module.quantize is not None else None
-        found = found or layer is not None
-        if layer is not None and not isinstance(layer.kernel, Quantized):
-            weights = _weights(layer)
-            layer.kernel, layer.kernel_scale = Quantized(weights.values), Quantized(weights.scales)
-    if not found:
+    modules = (module for _, module in nnx.iter_modules(model))
+    layers: list[Any] = [m for m in modules if isinstance(m, _Quantized) and m.quantize is not None]
+    if not layers:
         raise ValueError("quantize: the model has no layer of jaxgemm.flax.nnx that was made with quantize=")
+    left = [layer for layer in layers if not isinstance(layer.kernel, Quantized)]
+    for layer in left:
+        _check_whole(layer)
+    for layer in left:
+        weights = _quantized.quantized(layer, layer.kernel[...])
+        kernel, layer.kernel, layer.kernel_scale = layer.kernel, *map(Quantized, weights)
+        _keep_sharding(layer, kernel.get_metadata("out_sharding", None))
     return model
+
+
+def _check_whole(layer: Any) -> None:
+    """Errors for weights that :func:`quantize` cannot take."""
+    name, kernel = type(layer).__name__, layer.kernel.get_value()
+    if isinstance(kernel, jax.ShapeDtypeStruct):
+        raise ValueError(f"quantize: {name}.kernel has no values; quantize inside of nnx.eval_shape")
+    _quantized.check_floating(layer, kernel)
+    stack, *shape = _quantized.split(layer, kernel.shape)
+    features = [x if isinstance(x, tuple) else (x,) for x in (layer.in_features, layer.out_features)]
+    if stack and shape != features:
+        raise ValueError(
+            f"quantize: {name}.kernel of shape {kernel.shape} is no stack of {features[0]} x {features[1]} along "
+            "its first axes; quantize inside of nnx.vmap over the axes of layers"
+        )
+
+
+def _keep_sharding(layer: Any, sharding: Any) -> None:
+    """Metadata of values as of the weights, and of scales as of their features, which are one axis."""
+    if sharding is not None:
+        layer.kernel.set_metadata(out_sharding=sharding)
+    if isinstance(sharding, tuple | PartitionSpec):
+        axes = (*sharding, *[None] * (layer.kernel.ndim - len(sharding)))
+        stack, _, kept = _quantized.split(layer, axes)
+        layer.kernel_scale.set_metadata(out_sharding=(*stack, None, kept[0] if len(kept) == 1 else None))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import array
+from flax import errors, nnx
 from flax import linen as nn
-from flax import nnx
 
 import jaxgemm
 import jaxgemm.flax.linen as ours_linen
@@ -152,3 +152,89 @@ def test_refused():
     layer = ours_nnx.Linear(4, 4, quantize="int8", rngs=rngs)
     with pytest.raises(ValueError, match="out_sharding is not for quantized layers"):
         layer(jnp.ones((2, 4)), out_sharding=jax.P())
+    layer = ours_nnx.Linear(4, 4, quantize="int8", rngs=rngs)
+    nnx.update(layer, nnx.state(ours_nnx.quantize(ours_nnx.Linear(4, 4, quantize="int8", rngs=rngs))))
+    for call in (partial(layer, jnp.ones((2, 4))), partial(ours_nnx.quantize, layer)):
+        with pytest.raises(TypeError, match="expected a kernel of a floating-point type above 8 bits, got int8"):
+            call()
+    abstract = nnx.eval_shape(lambda: ours_nnx.Linear(4, 4, quantize="int8", rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"Linear.kernel has no values; quantize inside of nnx.eval_shape"):
+        ours_nnx.quantize(abstract)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: ours_nnx.Linear(4, 4, rngs=nnx.Rngs(0), **more),
+        lambda **more: ours_nnx.LinearGeneral(4, 4, rngs=nnx.Rngs(0), **more),
+        lambda **more: ours_linen.Dense(4, **more),
+        lambda **more: ours_linen.DenseGeneral(4, **more),
+    ],
+)
+def test_promote_dtype(make):
+    def mine(*given, dtype):
+        return [array.astype(dtype) for array in given]
+
+    make(promote_dtype=mine)
+    with pytest.raises(ValueError, match="quantize='int8' promotes types itself, but promote_dtype is given"):
+        make(promote_dtype=mine, quantize="int8")
+
+
+# --- Shapes ---------------------------------------------------------------------------------------------------
+
+
+def raised(function, *given):
+    with pytest.raises(Exception, match=r".") as caught:
+        jax.eval_shape(function, *given)
+    return type(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5), (2, 3), (8, 2), (5,)])
+def test_other_width(shape, once):
+    layer = ours_nnx.Linear(4, 6, quantize="int8", rngs=nnx.Rngs(0))
+    layer = ours_nnx.quantize(layer) if once else layer
+    want = raised(nnx.Linear(4, 6, rngs=nnx.Rngs(0)), jnp.ones(shape))
+    assert "contracting dimensions" in want[1]
+    assert raised(layer, jnp.ones(shape)) == want
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3), (2, 2, 6), (2, 3, 4, 2), (2, 12), (12,)])
+def test_other_widths(shape):
+    """As many elements, along other axes."""
+    arguments = {"in_features": (3, 4), "out_features": (5, 2), "axis": (-2, -1), "rngs": nnx.Rngs(0)}
+    layer = ours_nnx.LinearGeneral(**arguments, quantize="int8")
+    want = raised(nnx.LinearGeneral(**arguments), jnp.ones(shape))
+    assert raised(layer, jnp.ones(shape)) == want
+    assert raised(ours_nnx.quantize(layer), jnp.ones(shape)) == want
+    linen = ours_linen.DenseGeneral((5, 2), axis=(-2, -1), quantize="int8")
+    variables = linen.init(jax.random.key(0), jnp.ones((2, 3, 4)))
+    _, made = linen.apply(variables, jnp.ones((2, 3, 4)), mutable=["quantized"])
+    if len(shape) > 1:
+        for given in (variables, made):
+            assert raised(linen.apply, {**variables, **given}, jnp.ones(shape))[0] is errors.ScopeParamShapeError
+
+
+@pytest.mark.parametrize("shape", [(64,), (0, 64), (2, 0, 64), (2, 3, 4, 64)])
+def test_leading_axes(shape):
+    x = jnp.ones(shape)
+    given = {"rngs": nnx.Rngs(0), "bias_init": nnx.initializers.normal()}
+    layer, flaxs = ours_nnx.LinearGeneral(64, (2, 3), quantize="int8", **given), nnx.LinearGeneral(64, (2, 3), **given)
+    nnx.update(layer, nnx.state(flaxs))
+    got, want = layer(x), flaxs(x)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_allclose(got, want, atol=0.1)
+    same(ours_nnx.quantize(layer)(x), got)
+
+
+def test_nothing_to_sum():
+    layer = ours_nnx.Linear(0, 3, quantize="int8", kernel_init=nnx.initializers.zeros_init(), rngs=nnx.Rngs(0))
+    layer.bias[...] = jnp.arange(3.0, dtype=np.float32)
+    for each in (layer, ours_nnx.quantize(layer)):
+        same(each(jnp.ones((2, 0), np.float32)), np.tile(np.arange(3, dtype=np.float32), (2, 1)))
+
+
+def test_lists():
+    """flax takes them."""
+    layer = ours_nnx.Linear(2, 3, quantize="int8", rngs=nnx.Rngs(0), dtype=np.float32)
+    same(layer([[1.0, 2.0]]), layer(jnp.array([[1.0, 2.0]])))

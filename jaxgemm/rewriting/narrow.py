@@ -31,12 +31,13 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, primitives
 
 from jaxgemm import dtypes
+from jaxgemm import precision as prec
 from jaxgemm._jax_private import explicit_axes, same_settings
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products.arguments import weakly_typed
-from jaxgemm.products.dense import bind
-from jaxgemm.products.scaled import bind_scaled
+from jaxgemm.products.dense import bind, gemm_p
+from jaxgemm.products.scaled import bind_scaled, scaled_p
 from jaxgemm.products.scales import most_terms, scaled
 from jaxgemm.rewriting.dequantised import FLOATS, WIDE, Operand, Scale, is_integer, operand, scales_since
 from jaxgemm.rewriting.differentiated import with_derivative, with_tangent
@@ -325,3 +326,48 @@ def _is_narrow_product(product: Narrow) -> bool:
     if out not in FLOATS:  # sums in int32 wrap as they did
         return all(integers) and bool(out == np.int32)
     return product.sums_fit
+
+
+# --- What is left ---------------------------------------------------------------------------------------------
+
+
+def why_by_jnp(jaxpr: Jaxpr, eqn: Any) -> str:
+    """Why jnp applies scales to what a product of jaxgemm's makes of 8 bits; empty if it applies none right after."""
+    scope = Scope.of(jaxpr)
+    a, b, out = (Value(scope, v) for v in (*eqn.invars[:2], eqn.outvars[0]))
+    if eqn.primitive not in (gemm_p, scaled_p) or not (dtypes.is_8bit(a.dtype) and dtypes.is_8bit(b.dtype)):
+        return ""
+    scales, alone = _scales_next(out, Values(jaxpr)) if eqn.params["epilogue"].is_scaling else ((), True)
+    if not scales:
+        return ""
+    if eqn.primitive is scaled_p:
+        return _PLACES
+    product = Narrow(scope, (), eqn, (Operand(a), Operand(b)), scales)
+    if prec.is_algorithm(eqn.params["precision"]):
+        return "an algorithm, which the product asks for, names the types that are multiplied"
+    if product.transposed is None:
+        return "launches that scale multiply rows by one matrix, along one axis"
+    if not product.sums_fit:
+        return "sums may pass what int32 holds"
+    if None in product.places:
+        return _PLACES
+    if not alone:
+        return "the product is read without its scales, too"
+    return "jaxgemm.gemm takes them, and so does jaxgemm.override where shardings are not part of types"
+
+
+_PLACES = "a launch takes one scale of rows, one of columns, and one of all in place of either"
+
+
+def _scales_next(start: Value, values: Values) -> tuple[tuple[Scale, ...], bool]:
+    """The scales by which a value is multiplied next, if it is, and whether nothing else reads it."""
+    readers = [eqn for eqn in start.scope.jaxpr.eqns if start.var in eqn.invars and len(eqn.outvars) == 1]
+    for eqn in readers:
+        found = scales_since(start, Value(start.scope, eqn.outvars[0]))
+        alone = values.reader(start.var) is not None
+        if found == ():
+            found, later = _scales_next(Value(start.scope, eqn.outvars[0]), values)
+            alone = alone and later
+        if found and not any(start.var in scale.value.sources() for scale in found):
+            return found, alone
+    return (), True

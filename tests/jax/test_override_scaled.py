@@ -186,34 +186,45 @@ def _read_elsewhere(a, b, s, t, _):
     return z * t + z.sum()
 
 
-#: Functions, and the launches: none, or one with fewer scales than follow.
+_ONE = "a launch takes one scale of rows, one of columns, and one of all in place of either"
+#: Functions; the launches, none or one with fewer scales than follow; and why jnp applies scales, as explain says.
 LEFT = {
-    "both axes": (lambda a, b, s, t, _: dot(a, b).astype(F32) * (s + t), []),
-    "read elsewhere": (_read_elsewhere, [((2, 0), PLAIN)]),
-    "by itself": (lambda a, b, _s, _t, _: (lambda z: z * z)(dot(a, b).astype(F32)), []),
+    "both axes": (lambda a, b, s, t, _: dot(a, b).astype(F32) * (s + t), [], _ONE),
+    "read elsewhere": (_read_elsewhere, [((2, 0), PLAIN)], ""),
+    "read unscaled": (lambda a, b, s, _t, _: (lambda z: z * s + z.sum())(dot(a, b)), [], "read without its scales"),
+    "by itself": (lambda a, b, _s, _t, _: (lambda z: z * z)(dot(a, b).astype(F32)), [], ""),
     "by what is made of it": (
         lambda a, b, _s, _t, _: jax.jit(lambda z: z * abs(z).max(1, keepdims=True))(dot(a, b).astype(F32)),
         [],
+        "",
     ),
-    "rounded between": (lambda a, b, s, t, _: jnp.round(dot(a, b).astype(F32) * s) * t, [((2, 0), PLAIN)]),
-    "two of rows": (lambda a, b, s, _t, _: dot(a, b).astype(F32) * s * s, [((2, 0), PLAIN)]),
-    "no scale": (lambda a, b, _s, _t, bias: jax.nn.relu(dot(a, b).astype(F32) + bias), []),
+    "rounded between": (lambda a, b, s, t, _: jnp.round(dot(a, b).astype(F32) * s) * t, [((2, 0), PLAIN)], ""),
+    "two of rows": (lambda a, b, s, _t, _: (a.astype(F32) * s * s) @ b.astype(F32), [((2, 0), PLAIN)], _ONE),
+    "no scale": (lambda a, b, _s, _t, bias: jax.nn.relu(dot(a, b).astype(F32) + bias), [], ""),
     "a batch": (
         lambda a, b, s, _t, _: (
             lax.dot_general(halves(a), jnp.stack([b, b]), (((2,), (1,)), ((0,), (0,))), None, F32) * halves(s)
         ),
         [],
+        "launches that scale multiply rows by one matrix",
     ),
-    "integers": (lambda a, b, _s, _t, _: dot(a, b, None if a.dtype == E4M3 else "int32").astype("int32") * 3, []),
-    "an algorithm": (lambda a, b, s, _t, _: jnp.dot(a, b, precision="F32_F32_F32", preferred_element_type=F32) * s, []),
+    "integers": (lambda a, b, _s, _t, _: dot(a, b).astype("int32") * 3, [], ""),
+    "an algorithm": (
+        lambda a, b, s, _t, _: jnp.dot(a, b, precision="F32_F32_F32", preferred_element_type=F32) * s,
+        [],
+        "an algorithm",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LEFT)
 def test_the_rest_stays(name, rng):
-    function, expected = LEFT[name]
+    function, expected, why = LEFT[name]
     args = operands(rng, (E4M3, E4M3))
     assert launches(override(function), *args) == expected
+    for product in jaxgemm.explain(override(function), *args, platform="cuda").products:
+        assert product.scaled.startswith("applied by jnp: ") == bool(why)
+        assert why in product.scaled
     same(jax.jit(override(function))(*args), jax.jit(function)(*args))
 
 
@@ -222,7 +233,10 @@ def test_sums_that_may_wrap_stay(pair, most):
     """As jnp has it they wrap, and are scaled then."""
     for k, expected in ((most, [((2, 0), PLAIN)]), (most + 1, [])):
         args = *(jax.ShapeDtypeStruct(s, t) for s, t in zip(((2, k), (k, 3)), pair, strict=True)), np.ones((2, 1), F32)
-        assert launches(override(lambda a, b, s: dot(a, b).astype(F32) * s), *args) == expected
+        ours = override(lambda a, b, s: dot(a, b).astype(F32) * s)
+        assert launches(ours, *args) == expected
+        (product,) = jaxgemm.explain(ours, *args, platform="cuda").products
+        assert product.scaled == ("" if expected else "applied by jnp: sums may pass what int32 holds")
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, "with a bias and an activation"])

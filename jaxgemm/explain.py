@@ -22,6 +22,7 @@ from jaxgemm.products.kind import KINDS, by_name
 from jaxgemm.products.report import Product as Product
 from jaxgemm.products.report import operands_of
 from jaxgemm.products.transposes import traced_order
+from jaxgemm.rewriting.narrow import why_by_jnp
 
 
 @dataclass(frozen=True)
@@ -139,12 +140,14 @@ class _Equation(NamedTuple):
 
     Attributes:
         eqn: the equation.
+        jaxpr: the jaxpr that it is in.
         makers: the equation that makes each value of its jaxpr.
         trips: how often it runs.
         closed: the primitive around it that :func:`override` does not open; empty if there is none.
     """
 
     eqn: Any
+    jaxpr: Jaxpr
     makers: Mapping[Any, Any]
     trips: int
     closed: str
@@ -153,7 +156,7 @@ class _Equation(NamedTuple):
 def _equations(jaxpr: Jaxpr, trips: int = 1, closed: str = "") -> Iterator[_Equation]:
     makers: dict[Any, Any] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        yield _Equation(eqn, makers, trips, closed)
+        yield _Equation(eqn, jaxpr, makers, trips, closed)
         name = eqn.primitive.name
         times = trips * eqn.params["length"] if name == "scan" else trips
         within = closed or ("" if name in OPENED else name)
@@ -207,7 +210,10 @@ def _product(of: _Equation, on: _On) -> Iterator[Product]:
     else:
         assert kind.describe is not None
         found = kind.describe(avals, params, decision, on.limits, types=types, platform=on.platform)
-    yield from (replace(product, trips=of.trips) for product in found)
+    by_jnp = why_by_jnp(of.jaxpr, of.eqn)
+    for product in found:
+        scaled = f"applied by jnp: {by_jnp}" if by_jnp else product.scaled
+        yield replace(product, trips=of.trips, scaled=scaled)
 
 
 def _left(of: _Equation, routing: Routing | None) -> Iterator[Left]:

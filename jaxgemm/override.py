@@ -7,7 +7,7 @@ jaxgemm/rewriting change more than the primitive:
 
 - fusion.py: a bias and an activation become the product's epilogue, and the products of a gated layer become one pair.
 - ragged.py: a ``ragged_dot`` becomes a product of groups.
-- dequantised.py: a product of dequantised values becomes one of 8 bits.
+- narrow.py: a product of dequantised values becomes one of 8 bits, and takes up its scales.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import jax
 from jax import lax
 from jax.extend import linear_util
-from jax.extend.core import Jaxpr, jaxpr_as_fun, primitives
+from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params, primitives
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
@@ -34,9 +34,9 @@ from jaxgemm.products.gated import gated_p
 from jaxgemm.products.kind import KINDS
 from jaxgemm.products.xla_product import narrow_integers
 from jaxgemm.rewriting import nnx_state
-from jaxgemm.rewriting.dequantised import Narrow, narrow_products
 from jaxgemm.rewriting.fusion import Values
-from jaxgemm.rewriting.ragged import as_grouped, equations_of, with_whole_sums
+from jaxgemm.rewriting.narrow import Narrow, narrow_products
+from jaxgemm.rewriting.ragged import as_grouped, with_whole_sums
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,7 +93,7 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     become one :func:`jaxgemm.gated_gemm`, under the same condition.
 
     Values of 8 bits that are dequantised right before a product are multiplied in 8 bits, and their scales multiply the
-    result (jaxgemm/rewriting/dequantised.py says when). A result may differ by roundings that the program makes and the
+    result (jaxgemm/rewriting/narrow.py says when). A result may differ by roundings that the program makes and the
     product in 8 bits does not; a product that asks for an algorithm by name stays as it is.
 
     ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps the values
@@ -198,11 +198,12 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
     taken: set[int] = set()
     if routing.kernel == "xla":
         return fused, taken
-    for i, product in narrow_products(jaxpr):
-        if wanted := _narrow_params(product, routing):
-            fused[i] = product.replaced(wanted, _route_eqn(product.eqn, routing))
-            taken.add(i)
     values = Values(jaxpr)
+    for product in narrow_products(jaxpr, values):
+        for form in product.forms:
+            if not taken & {*form.eqns} and (call := _narrow(form, routing)):
+                fused[form.eqns[-1]] = call
+                taken |= {*form.eqns}
     # A kernel by name may have no gated form, or not on several devices.
     for pair in values.pairs() if routing.kernel == "auto" else ():
         eqn, last = jaxpr.eqns[pair.eqns[0]], jaxpr.eqns[pair.eqns[-1]]
@@ -224,19 +225,20 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
     return fused, taken - fused.keys()
 
 
-def _narrow_params(product: Narrow, routing: Routing) -> dict[str, Any]:
-    """The parameters of a product that is to be multiplied in 8 bits; empty if it is not."""
+def _narrow(product: Narrow, routing: Routing) -> Any:
+    """A call that computes a product in 8 bits; None if it is not to be."""
     params = _gemm_params(product.dot, routing)
     # An algorithm names the types that are multiplied.
     if prec.is_algorithm(params["precision"]) or not _names_are_bound(product.dot.invars[0].aval):
-        return {}
+        return None
     if routing.kernel != "auto":
         try:
             sums = dict(params, preferred_element_type=product.sums)
             decide(find_kernel(routing.kernel).platform, product.types, sums)
         except UnsupportedError:
-            return {}
-    return params
+            return None
+    call = product.replaced(params, [_route_eqn(product.scope.jaxpr.eqns[i], routing) for i in product.eqns])
+    return None if _refused([call], routing) else call
 
 
 #: The parameters of a product that a gated pair has too.
@@ -357,19 +359,23 @@ def _ragged_refusal(eqn: Any, routing: Routing) -> str:
 
 def _refusal_by_name(eqn: Any, routing: Routing) -> str:
     """Why the kernel that is asked for by name does not compute a product; empty if it does."""
-    platform = find_kernel(routing.kernel).platform
     if eqn.primitive.name == RAGGED:
-        products = [*equations_of(as_grouped(eqn, kernel=routing.kernel, precision=routing.precision))]
-    else:
-        products = [eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))]
+        return _refused([as_grouped(eqn, kernel=routing.kernel, precision=routing.precision)], routing)
+    return _refused([eqn.replace(primitive=gemm_p, params=_gemm_params(eqn, routing))], routing)
+
+
+def _refused(eqns: Sequence[Any], routing: Routing) -> str:
+    """Why the kernel asked for by name does not compute all products in equations; empty if it does, or under auto."""
+    if routing.kernel == "auto":
+        return ""
     try:
-        for product in products:
-            kind = KINDS.get(product.primitive)
+        for eqn in eqns:
+            kind = KINDS.get(eqn.primitive)
             if kind and kind.decide:
-                kind.decided(platform, [v.aval for v in product.invars], product.params)
+                kind.decided(find_kernel(routing.kernel).platform, [v.aval for v in eqn.invars], eqn.params)
     except UnsupportedError as error:
         return str(error)
-    return ""
+    return next(filter(None, (_refused(x.eqns, routing) for eqn in eqns for x in jaxprs_in_params(eqn.params))), "")
 
 
 def _names_are_bound(aval: Any) -> bool:

@@ -36,7 +36,7 @@ class Product:
         many: how the list of products is computed that the product is one of; empty if it is in no list.
         padded: how XLA's operands are padded, and why; empty if they are not.
         groups: form and shape of a product of groups; empty for other products.
-        scaled: why a product with scales is not one launch; empty if it is one, or has none.
+        scaled: why jnp applies scales; empty if the launch applies all, or there are none.
     """
 
     operands: str

@@ -88,36 +88,46 @@ class Values:
         for i, eqn in enumerate(self._eqns):
             if eqn.primitive is not lax.dot_general_p or not _may_fuse(eqn):
                 continue
-            added, bias = self._bias(i)
-            applied, activation = self._activation(added[-1] if added else i)
+            added, bias = self.bias(i)
+            if bias is not None and bias.aval.ndim != 1:
+                added, bias = (), None
+            applied, activation = self.activation((i, *added)[-1])
             taken = (i, *added, *applied)
             if len(taken) > 1 and same_settings([self._eqns[j] for j in taken]):
                 yield Fusion(taken, bias, Epilogue(has_bias=bias is not None, activation=activation))
 
-    def _bias(self, product: int) -> tuple[tuple[int, ...], Any]:
-        """The equation that adds a vector to every row of a product, and the vector; none if there is none."""
-        value: Any = self._eqns[product].outvars[0]
-        at = self._reader.get(value)
-        if at is None or self._uses[value] != 1 or self._eqns[at].primitive is not lax.add_p:
+    def reader(self, value: Any) -> int | None:
+        """The index of the equation that reads a value, if nothing else does."""
+        return self._reader.get(value) if self._uses[value] == 1 else None
+
+    def bias(self, last: int) -> tuple[tuple[int, ...], Any]:
+        """The equation that adds a vector to every row of the result of one, and the vector; none if there is none.
+
+        The vector has shape (n,), or (..., 1, n) if it was converted in that shape.
+        """
+        value: Any = self._eqns[last].outvars[0]
+        at = self.reader(value)
+        if at is None or self._eqns[at].primitive is not lax.add_p:
             return (), None
         eqn = self._eqns[at]
         other: Any = eqn.invars[1 if eqn.invars[0] is value else 0]
         # The bias may have been broadcast to more axes first. Those equations stay, and XLA drops what nobody reads.
         while other.aval.ndim > 1 and (made_at := self._place(other)) is not None:
             if not _repeats_rows(self._eqns[made_at]):
-                return (), None
+                break
             other = self._eqns[made_at].invars[0]
         wanted: Any = value.aval
         out: Any = eqn.outvars[0].aval
         fits = (
             not isinstance(other, Literal)
             and wanted.ndim > 0
-            and (other.aval.shape, out.shape) == (wanted.shape[-1:], wanted.shape)
+            and (other.aval.shape[-1:], out.shape) == (wanted.shape[-1:], wanted.shape)
+            and all(n == 1 for n in other.aval.shape[:-1])
             and other.aval.dtype == out.dtype == wanted.dtype
         )
         return ((at,), other) if fits else ((), None)
 
-    def _activation(self, last: int) -> tuple[tuple[int, ...], str | None]:
+    def activation(self, last: int) -> tuple[tuple[int, ...], str | None]:
         """The equations that apply an activation to the result of one, and its name; none if there is none."""
         value: Any = self._eqns[last].outvars[0]
         start = self._reader.get(value)
@@ -133,7 +143,7 @@ class Values:
 
     def _pair(self, gate: int) -> Pair | None:
         """The gated pair in which a product is the one with the activation; None if there is none."""
-        eqns, activation = self._activation(gate)
+        eqns, activation = self.activation(gate)
         applied = self._eqns[eqns[-1]].outvars[0] if eqns else None
         at = self._reader.get(applied)
         if activation is None or at is None or self._uses[applied] != 1 or self._eqns[at].primitive is not lax.mul_p:

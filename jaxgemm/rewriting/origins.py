@@ -72,35 +72,40 @@ class Value:
             scope, var = scope.outer, scope.call.invars[scope.jaxpr.invars.index(var)]
         return Value(scope, var)
 
-    def origin(self) -> tuple[Value, Any]:
-        """The same value in the scope that makes it, and the equation that makes it; None if no equation does."""
+    def origin(self, until: Any = None) -> tuple[Value, Any]:
+        """The same value in the scope that makes it, and the equation that makes it; None if no equation does.
+
+        ``until``: a variable of the outermost scope whose equation does not count.
+        """
         value = self.outward()
         while not isinstance(value.var, Literal) and (eqn := value.scope.makers.get(value.var)) is not None:
+            if value.var is until and value.scope.outer is None:
+                break
             if eqn.primitive.name not in BODY:
                 return value, eqn
             body = value.scope.body(eqn)
             value = Value(body, body.jaxpr.outvars[eqn.outvars.index(value.var)]).outward()
         return value, None
 
-    def operands(self) -> list[Value]:
-        """The operands of the call whose body makes the value."""
+    def program(self) -> tuple[ClosedJaxpr, list[Value]]:
+        """A program that computes the value, which a call's body makes, and what it reads of the call's operands."""
         assert self.scope.outer is not None
-        return [Value(self.scope.outer, v).outward() for v in self.scope.call.invars]
-
-    def program(self) -> ClosedJaxpr:
-        """A program that computes the value, which a call's body makes, from the call's operands."""
-        wanted, kept = {self.var}, []
-        for eqn in reversed(self.scope.jaxpr.eqns):
+        jaxpr, wanted, kept = self.scope.jaxpr, {self.var}, []
+        for eqn in reversed(jaxpr.eqns):
             if wanted & {*eqn.outvars}:
                 kept.append(eqn)
                 wanted |= {v for v in eqn.invars if not isinstance(v, Literal)}
-        return ClosedJaxpr(self.scope.jaxpr.replace(eqns=kept[::-1], outvars=[self.var]), self.scope.consts)
+        read = [i for i, v in enumerate(jaxpr.invars) if v in wanted]
+        operands = [Value(self.scope.outer, self.scope.call.invars[i]).outward() for i in read]
+        invars = [jaxpr.invars[i] for i in read]
+        program = jaxpr.replace(eqns=kept[::-1], invars=invars, outvars=[self.var])
+        return ClosedJaxpr(program, self.scope.consts), operands
 
     def sources(self) -> list[Any]:
         """The variables of the outermost scope from which the value is computed, some perhaps more than once."""
         if isinstance(self.var, Literal):
             return []
-        return [self.var] if self.scope.outer is None else [v for x in self.operands() for v in x.sources()]
+        return [self.var] if self.scope.outer is None else [v for x in self.program()[1] for v in x.sources()]
 
     def read(self, known: dict[Any, jax.Array]) -> jax.Array:
         """The value, from the values of :meth:`sources`. What a call computed is computed once more, as XLA sees."""
@@ -108,15 +113,17 @@ class Value:
             return jnp.asarray(self.var.val, self.dtype)
         if self.scope.outer is None:
             return known[self.var]
+        program, operands = self.program()
         value: jax.Array
-        (value,) = jaxpr_as_fun(self.program())(*(x.read(known) for x in self.operands()))
+        (value,) = jaxpr_as_fun(program)(*(x.read(known) for x in operands))
         return value
 
     def is_cheap(self) -> bool:
         """Whether :meth:`read` computes nothing that takes long."""
         if isinstance(self.var, Literal) or self.scope.outer is None:
             return True
-        return _is_cheap(self.program().jaxpr) and all(x.is_cheap() for x in self.operands())
+        program, operands = self.program()
+        return _is_cheap(program.jaxpr) and all(x.is_cheap() for x in operands)
 
 
 def _is_cheap(jaxpr: Jaxpr) -> bool:

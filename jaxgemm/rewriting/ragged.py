@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,11 +33,6 @@ def as_grouped(eqn: Any, *, kernel: str, precision: prec.Precision) -> Any:
         )
 
     return as_call(eqn, ragged_dot)
-
-
-def equations_of(call: Any) -> Iterator[Any]:
-    """The equations of the function that :func:`as_grouped` calls."""
-    yield from call.params["jaxpr"].jaxpr.eqns
 
 
 def with_whole_sums(eqn: Any) -> Any:

@@ -17,6 +17,7 @@ from meshes import mesh, put
 import jaxgemm
 from jaxgemm.override import _memo, override
 from jaxgemm.products.dense import gemm_p
+from jaxgemm.products.scaled import scaled_p
 
 INTEGERS, FLOATS = ("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2")
 PAIRS = [*itertools.product(INTEGERS, repeat=2), *itertools.product(FLOATS, repeat=2)]
@@ -39,7 +40,7 @@ def scale(rng, shape, dtype=F32):
 
 def types(function, *args):
     """The operands' types of jaxgemm's products in the function's jaxpr."""
-    found = [eqn for eqn in equations(function, *args) if eqn.primitive is gemm_p]
+    found = [eqn for eqn in equations(function, *args) if eqn.primitive in (gemm_p, scaled_p)]
     return [tuple(v.aval.dtype.name for v in eqn.invars[:2]) for eqn in found]
 
 

@@ -9,12 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir, xla
+from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemm._jax_private import explicit_axes, is_partly_manual, mesh_to_divide_over
+from jaxgemm._jax_private import (
+    check_for_nans,
+    define_taylor_rule,
+    explicit_axes,
+    is_partly_manual,
+    mesh_to_divide_over,
+)
 from jaxgemm._runtime import QUANTIZE_TARGET
 from jaxgemm.products.arguments import as_array
 
@@ -22,8 +29,8 @@ from jaxgemm.products.arguments import as_array
 TYPES = ("int8", "float8_e4m3fn", "float8_e5m2")
 #: What the kernel makes them of.
 _FROM = ("float32", "bfloat16", "float16")
-#: The axes that have one scale, by what has one, in the order of ffi/cuda/quantize/quantize.h. None: all.
-_AXES = {"tensor": None, "row": -1, "column": -2}
+#: What has a scale, in the order of ffi/cuda/quantize/quantize.h.
+SCALINGS = ("tensor", "row", "column")
 #: The least scale but for 0: the smallest normal number, as a GPU may take smaller ones for 0.
 _LEAST = 2.0**-126
 
@@ -34,11 +41,11 @@ def quantize(x: ArrayLike, dtype: DTypeLike, scaling: str = "tensor") -> tuple[j
     A scale is the largest finite magnitude over the largest value of ``dtype`` (127 for int8, of which -128 stays
     unused), and at least 2^-126; where all numbers are 0 it is 1. Values are x / scale, rounded to nearest, ties to
     even. In fp8 NaN stays NaN, and infinity stays infinity, or becomes NaN in a type without one. In int8 either makes
-    the scale NaN, and so every product with it.
+    the scale NaN, and so every product with it. Numbers of float64 are rounded to float32 first.
 
-    On a GPU that has all of x it is one launch, with the bits of IEEE arithmetic. Elsewhere it is jnp, and on a GPU XLA
-    may round the last bit of a quotient otherwise. If ``jax.jit`` divides an axis over devices, a scale is of the whole
-    axis; inside of ``jax.shard_map`` it is of what a device has.
+    On a GPU that has all of x it is one launch, with the bits of IEEE arithmetic. Elsewhere it is jnp: numbers below
+    2^-126 may count as 0, and on a GPU XLA may round the last bit of a quotient otherwise. If ``jax.jit`` divides an
+    axis over devices, a scale is of the whole axis; inside of ``jax.shard_map`` it is of what a device has.
 
     Args:
         x: floating-point numbers of shape (..., m, n), or of any shape for ``scaling="tensor"``.
@@ -57,11 +64,11 @@ def quantize(x: ArrayLike, dtype: DTypeLike, scaling: str = "tensor") -> tuple[j
     kind = _type_of(dtype)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"quantize: x must be of a floating-point type, got {array.dtype}")
-    if scaling not in _AXES:
-        raise ValueError(f"quantize: scaling must be one of {', '.join(_AXES)}, got {scaling!r}")
+    if scaling not in SCALINGS:
+        raise ValueError(f"quantize: scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")
     if scaling != "tensor" and array.ndim < 2:
         raise ValueError(f"quantize: scaling {scaling!r} is for shapes (..., m, n), got {array.shape}")
-    values, scales = _quantized(array, kind, scaling)
+    values, scales = quantize_p.bind(array, dtype=kind, scaling=scaling, lead=0)
     return values, scales
 
 
@@ -76,82 +83,84 @@ def _type_of(dtype: DTypeLike) -> np.dtype:
     return kind
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _quantized(x: jax.Array, dtype: np.dtype, scaling: str) -> tuple[jax.Array, jax.Array]:
-    if explicit_axes(jax.typeof(x).sharding.mesh):  # XLA divides it
-        return composed(x, dtype=dtype, scaling=scaling)
-    values, scales = quantize_p.bind(x, dtype=dtype, scaling=scaling)
-    return values, scales
-
-
-@_quantized.defjvp
-def _not_differentiable(_dtype: np.dtype, _scaling: str, _primals: Any, _tangents: Any) -> Any:
-    raise TypeError("quantize is not differentiable: apply jax.lax.stop_gradient to x, or differentiate around it")
-
-
-def composed(x: jax.Array, *, dtype: np.dtype, scaling: str) -> tuple[jax.Array, jax.Array]:
-    """In jnp."""
+def composed(x: jax.Array, *, dtype: np.dtype, scaling: str, lead: int = 0) -> tuple[jax.Array, jax.Array]:
+    """In jnp. ``lead``: how many leading axes are mapped, where the rest of x has one scale."""
     x = x.astype(np.float32)
-    axis = _AXES[scaling]
+    axes = _sharing(x.ndim, scaling, lead)
     integer = jnp.issubdtype(dtype, jnp.integer)
     most = float(np.iinfo(dtype).max if integer else jnp.finfo(dtype).max)
     finite = jnp.isfinite(x)
-    largest = jnp.max(jnp.where(finite, abs(x), 0.0), axis=axis, keepdims=axis is not None, initial=0.0)
-    # Two selections: XLA would multiply by the reciprocal of a constant, whose last bit differs.
+    largest = jnp.max(jnp.where(finite, abs(x), 0.0), axis=axes, keepdims=True, initial=0.0)
+    # Selections keep XLA from multiplying by a reciprocal, whose last bit differs: of a constant, and of one divisor
+    # that a row or column has.
     some, one = largest > 0, np.float32(1)
     scale = jnp.maximum(jnp.where(some, largest, one) / jnp.where(some, np.float32(most), one), np.float32(_LEAST))
-    if not integer:
-        return (x / scale).astype(dtype), scale
-    values = jnp.clip(jnp.round(jnp.where(finite, x, 0.0) / scale), -most, most).astype(dtype)
-    all_finite = jnp.all(finite, axis=axis, keepdims=axis is not None)
-    return values, jnp.where(all_finite, scale, np.float32(np.nan))
+    divisor = jnp.where(finite, scale, one)
+    if integer:
+        values = jnp.clip(jnp.round(jnp.where(finite, x, 0.0) / divisor), -most, most)
+        scale = jnp.where(jnp.all(finite, axis=axes, keepdims=True), scale, np.float32(np.nan))
+    else:
+        values = x / divisor
+    return values.astype(dtype), lax.squeeze(scale, axes) if scaling == "tensor" else scale
+
+
+def _sharing(rank: int, scaling: str, lead: int) -> tuple[int, ...]:
+    """The axes along which numbers have the same scale."""
+    return tuple(range(lead, rank)) if scaling == "tensor" else (rank - (1 if scaling == "row" else 2),)
+
+
+def _abstract(x: Any, *, dtype: np.dtype, scaling: str, lead: int) -> list[Any]:
+    axes = _sharing(x.ndim, scaling, lead)
+    spec = [None if i in axes else part for i, part in enumerate(x.sharding.spec)]
+    shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
+    if scaling == "tensor":
+        spec, shape = spec[:lead], shape[:lead]
+    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec))
+    scales = x.update(shape=tuple(shape), dtype=np.dtype(np.float32), weak_type=False, sharding=sharding)
+    return [x.update(dtype=dtype, weak_type=False), scales]
 
 
 # --- One launch on a GPU --------------------------------------------------------------------------------------
 
 
-def _scales_shape(shape: tuple[int, ...], scaling: str) -> tuple[int, ...]:
-    one = {"tensor": (), "row": (*shape[:-1], 1), "column": (*shape[:-2], 1, *shape[-1:])}
-    return one[scaling]
-
-
-def _abstract(x: Any, *, dtype: np.dtype, scaling: str) -> list[Any]:
-    shape = _scales_shape(x.shape, scaling)
-    sharding = x.sharding if len(shape) == x.ndim else NamedSharding(x.sharding.mesh, PartitionSpec())
-    scales = x.update(shape=shape, dtype=np.dtype(np.float32), weak_type=False, sharding=sharding)
-    return [x.update(dtype=dtype, weak_type=False), scales]
-
-
-def _launched(x: jax.Array, *, dtype: np.dtype, scaling: str) -> list[jax.Array]:
-    """By the kernel, which has three axes: of matrices, rows and columns."""
+def _launched(x: jax.Array, *, scales: Any, dtype: np.dtype, scaling: str) -> list[jax.Array]:
+    """By the kernel, which has three axes: of matrices, rows and columns. ``scales``: their type."""
     shape = (1, 1, x.size) if scaling == "tensor" else (prod(x.shape[:-2]), *x.shape[-2:])
-    scales = _scales_shape(x.shape, scaling)
-    results = [jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(scales, np.float32)]
+    results = [jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(scales.shape, scales.dtype)]
     call = jax.ffi.ffi_call(QUANTIZE_TARGET, results)
-    values, scale = call(jnp.reshape(x, shape), scaling=np.int64(list(_AXES).index(scaling)))
+    values, scale = call(jnp.reshape(x, shape), scaling=np.int64(SCALINGS.index(scaling)))
     return [jnp.reshape(values, x.shape), scale]
 
 
-def _lower(ctx: Any, x: Any, *, dtype: np.dtype, scaling: str) -> Any:
+def _lower(ctx: Any, x: Any, *, lead: int, **params: Any) -> Any:
     """For a GPU: the kernel, unless XLA divides the program, for which it must see what is computed."""
-    aval = ctx.avals_in[0]
-    whole = not is_partly_manual(ctx) and mesh_to_divide_over(ctx) is None
+    (aval,), (_, scales) = ctx.avals_in, ctx.avals_out
+    divided = explicit_axes(aval.sharding.mesh) or is_partly_manual(ctx) or mesh_to_divide_over(ctx) is not None
     fits = aval.dtype.name in _FROM and all(isinstance(n, int) for n in aval.shape) and aval.size > 0
-    function = _launched if whole and fits else composed
-    return mlir.lower_fun(partial(function, dtype=dtype, scaling=scaling), multiple_results=True)(ctx, x)
+    function = partial(composed, lead=lead) if divided or lead or not fits else partial(_launched, scales=scales)
+    return mlir.lower_fun(partial(function, **params), multiple_results=True)(ctx, x)
 
 
-def _batch(args: Any, axes: Any, *, dtype: np.dtype, scaling: str) -> Any:
-    (x,), (axis,) = args, axes
-    if scaling == "tensor":  # each has a scale of its own
-        return jax.vmap(partial(composed, dtype=dtype, scaling=scaling), in_axes=axis)(x), (0, 0)
-    return quantize_p.bind(jnp.moveaxis(x, axis, 0), dtype=dtype, scaling=scaling), (0, 0)
+# --- Transformations ------------------------------------------------------------------------------------------
+
+
+def _not_differentiable(*_: Any, **_params: Any) -> Any:
+    raise TypeError("quantize is not differentiable: apply jax.lax.stop_gradient to x, or differentiate around it")
+
+
+def _batch(args: Any, axes: Any, *, dtype: np.dtype, scaling: str, lead: int) -> Any:
+    """Each has scales of its own, as each row and column has."""
+    x = jnp.moveaxis(args[0], axes[0], 0)
+    return quantize_p.bind(x, dtype=dtype, scaling=scaling, lead=lead + (scaling == "tensor")), (0, 0)
 
 
 quantize_p = Primitive("jaxgemm_quantize")
 quantize_p.multiple_results = True
 quantize_p.def_impl(partial(xla.apply_primitive, quantize_p))
 quantize_p.def_abstract_eval(_abstract)
+ad.primitive_jvps[quantize_p] = _not_differentiable
+define_taylor_rule(quantize_p, _not_differentiable)
+check_for_nans(quantize_p)
 batching.primitive_batchers[quantize_p] = _batch
 mlir.register_lowering(quantize_p, mlir.lower_fun(composed, multiple_results=True))
 mlir.register_lowering(quantize_p, _lower, platform="cuda")

@@ -22,11 +22,10 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes
 from jaxgemm import precision as prec
-from jaxgemm._jax_private import explicit_axes
 from jaxgemm.choice import rules
 from jaxgemm.choice.resolve import Choice
 from jaxgemm.choice.select import select_gated
-from jaxgemm.epilogue import Epilogue, apply, composed_type, gated
+from jaxgemm.epilogue import Epilogue, composed_type, gated
 from jaxgemm.kernels import device_for
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
@@ -36,7 +35,6 @@ from jaxgemm.products.arguments import (
     check_kernel,
     float_operands,
     float_result,
-    promoted_pair,
     weakly_typed,
 )
 from jaxgemm.products.call import call
@@ -44,7 +42,7 @@ from jaxgemm.products.derivatives import Series, Terms, activated, series_of
 from jaxgemm.products.kind import Decision, Kind, Params, may_be_xlas
 from jaxgemm.products.register import register
 from jaxgemm.products.scaled import bind_scaled
-from jaxgemm.products.scales import scaled, scaled_result, scales_of
+from jaxgemm.products.scales import scaled_result, scales_of
 from jaxgemm.sharding.partition import vary_alike
 
 
@@ -148,13 +146,14 @@ def _scaled_pair(
     kept = np.dtype(np.float32) if dtypes.is_8bit(out) else out
     results = []
     for w, name, function in zip(weights, ("gate_scale", "up_scale"), (activation, None), strict=True):
-        rows, w, _ = promoted_pair(x, w, apart=True)
         of_w = given.get(name)
         one = jnp.float32(1) if of_x is None and of_w is None else of_x  # another operand has a scale
         called = "gated_gemm", "x_scale", name
-        found = scales_of({"a_scale": one, "b_scale": of_w}, (rows.dtype, w.dtype), x.shape[-1], line, called)
-        results.append(_scaled_product(rows, w, found, function, kept, how))
-    return jnp.reshape(results[0] * results[1], shape).astype(out)
+        found = scales_of({"a_scale": one, "b_scale": of_w}, (x.dtype, w.dtype), x.shape[-1], line, called)
+        epilogue = Epilogue(activation=function)
+        results.append(bind_scaled(x, w, found, None, (False, False), kept, epilogue, options=(), **how))
+    result = (results[0] * results[1]).astype(out)
+    return result if result.shape == shape else jnp.reshape(result, shape)
 
 
 def _check_scale(name: str, scale: jax.Array, result: Sequence[int]) -> None:
@@ -169,17 +168,6 @@ def _check_scale(name: str, scale: jax.Array, result: Sequence[int]) -> None:
         raise ValueError(
             f"gated_gemm: {name} must have shape () or {wanted}, for a result of {tuple(result)}; got {scale.shape}"
         )
-
-
-def _scaled_product(
-    x: jax.Array, w: jax.Array, scales: dict[str, jax.Array], activation: str | None, out: np.dtype, how: dict[str, Any]
-) -> jax.Array:
-    epilogue = Epilogue(activation=activation)
-    if x.ndim == 2 or not explicit_axes(jax.typeof(x).sharding.mesh):
-        return bind_scaled(x, w, scales, None, (False, False), out, epilogue, options=(), **how)
-    # Axes of rows that types say are sharded cannot be made one.
-    sums = _product(x, w, dtype=dtypes.accumulator(x.dtype), params=how)
-    return apply(epilogue, scaled(sums, scales.values(), np.dtype(np.float32)), None, None, out)
 
 
 def _dims(x: Any) -> Any:

@@ -25,6 +25,7 @@ from jaxgemm.products.arguments import (
     gives_way,
     no_epilogue_of_booleans,
     option_pairs,
+    pair_for_type,
     promoted_pair,
     result_dtype,
     static_scaling,
@@ -76,7 +77,7 @@ def gemm(
             epilogue.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
             the epilogue. XLA rounds before the epilogue as well, as jnp does, unless it fuses the epilogue. Only XLA
-            computes a result wider than the type of the sums.
+            computes a result wider than the type of the sums, but for 8-bit integers whose sums int32 holds.
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
         kernel: "auto" (ours if it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.
@@ -191,11 +192,11 @@ def matmul(
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`gemm`.
     """
-    a, b, weak = promoted_pair(a, b)
+    a, b, dtype, weak = pair_for_type(a, b)
     shape_a, shape_b = a.shape, b.shape
     if not shape_a or not shape_b:
         raise ValueError(f"matmul: operands need at least one axis, got shapes {shape_a} and {shape_b}")
-    out = asked_dtype(preferred_element_type, a.dtype)
+    out = asked_dtype(preferred_element_type, dtype)
     k_a, k_b = shape_a[-1], shape_b[-2 if len(shape_b) > 1 else 0]
     if k_a != k_b:
         raise ValueError(f"matmul: inner dimensions differ: {shape_a} has k = {k_a}, {shape_b} has k = {k_b}")

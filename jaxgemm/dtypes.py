@@ -137,3 +137,14 @@ def common(a: np.dtype, b: np.dtype) -> np.dtype | None:
             return np.dtype(jnp.promote_types(a, b))
         except ValueError:
             return None
+
+
+@cache
+def multiplied(a: np.dtype, b: np.dtype) -> np.dtype | None:
+    """The type in which two are multiplied: ``common``; of an 8-bit float of a kernel's and a wider float the wider.
+
+    It holds every number of the 8-bit float.
+    """
+    narrow, wide = sorted((a, b), key=lambda x: x.itemsize)
+    floats = is_8bit(narrow) and jnp.issubdtype(narrow, jnp.floating) and jnp.issubdtype(wide, jnp.floating)
+    return wide if floats and wide.itemsize > 1 else common(a, b)

@@ -276,6 +276,65 @@ def test_sums_of_8_bit_floats(dtype, rng):
     same(*narrow_ones)
 
 
+#: Operands, result: what the gradients' products are of.
+GRADIENTS = (
+    *((pair, out, out) for pair in ((E4, E4), (E5, E4), (E5, E5)) for out in ("float32", "bfloat16", "float16")),
+    ((E4, E5), E5, None),  # a mixed product of 8 bits again
+    (("bfloat16", E4), "bfloat16", "bfloat16"),
+    ((E5, "float16"), "float16", "float16"),
+    ((E5, "float32"), "float32", "float32"),
+    (("bfloat16", E5), "float32", "float32"),
+)
+
+
+@pytest.mark.parametrize(("pair", "out", "multiplied"), GRADIENTS, ids=str)
+def test_gradients_of_8_bit_floats(pair, out, multiplied, rng):
+    """They have the operands' types, and are of products of one type; each is as exact as lax's."""
+    x, y, ct = random(rng, (5, 48), pair[0]), random(rng, (48, 7), pair[1]), random(rng, (5, 7), out)
+
+    def gradients(dot_general, x, y, ct):
+        given = {"dimension_numbers": MATMUL, "preferred_element_type": out}
+        return jax.vjp(partial(dot_general, **given), x, y)[1](ct)
+
+    ours, theirs = jax.jit(lambda *args: [gradients(f, *args) for f in (jaxgemm.dot_general, lax.dot_general)])(
+        x, y, ct
+    )
+    exact = wide(ct) @ wide(y).T, wide(x).T @ wide(ct)
+    sums = abs(wide(ct)) @ abs(wide(y)).T, abs(wide(x)).T @ abs(wide(ct))
+    for operand, got, expected, want, size in zip((x, y), ours, theirs, exact, sums, strict=True):
+        assert got.dtype == expected.dtype == operand.dtype
+        info = jnp.finfo(got.dtype)
+        rounding = float(info.eps) / 2 * abs(want) + float(info.smallest_subnormal) / 2
+        errors = [abs(wide(v) - want) for v in (got, expected)]
+        for error in errors:
+            assert (error <= 1.1 * rounding + 1.1 * eps_of(ct) * size).all()
+        assert errors[0].max() <= errors[1].max() + 1e-6 * size.max()
+    _, *products = jaxgemm.explain(partial(gradients, jaxgemm.dot_general), x, y, ct, platform="cuda").products
+    types = {tuple(product.decision.problem.dtypes[:2]) for product in products}
+    assert types == ({(multiplied, multiplied)} if multiplied else {(E4, E5), (E5, E5)})
+    assert not any(product.decision.choice.rule == "other-type" for product in products)
+
+
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+def test_derivatives_of_scaled_8_bit_floats(out, rng):
+    """Against float64, through alpha and a bias, of second order too."""
+    x, y = random(rng, (5, 48), E4), random(rng, (48, 7), E5)
+    bias = random(rng, (7,), out)
+
+    def loss(x, y, bias):
+        z = jaxgemm.gemm(x, y, alpha=0.25, bias=bias, out_dtype=out).astype("float32")
+        return 0.5 * jnp.sum(z * z)
+
+    dx, dy, db = jax.jit(jax.grad(loss, (0, 1, 2)))(x, y, bias)
+    z = 0.25 * wide(x) @ wide(y) + wide(bias)
+    assert (dx.dtype, dy.dtype, db.dtype) == (x.dtype, y.dtype, out)
+    for got, expected in ((dx, 0.25 * z @ wide(y).T), (dy, 0.25 * wide(x).T @ z), (db, z.sum(0))):
+        info = jnp.finfo(got.dtype)
+        assert abs(expected).max() < float(info.max)
+        tolerance = float(info.eps) / 2 + 4 * eps_of(bias)
+        np.testing.assert_allclose(wide(got), expected, rtol=tolerance, atol=tolerance * abs(expected).max() / 4)
+
+
 def test_explain_says_whose_they_are():
     x, y = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16), jax.ShapeDtypeStruct((512, 512), jnp.int8)
     for platform in ("cpu", "cuda"):

@@ -148,3 +148,12 @@ def multiplied(a: np.dtype, b: np.dtype) -> np.dtype | None:
     narrow, wide = sorted((a, b), key=lambda x: x.itemsize)
     floats = is_8bit(narrow) and jnp.issubdtype(narrow, jnp.floating) and jnp.issubdtype(wide, jnp.floating)
     return wide if floats and wide.itemsize > 1 else common(a, b)
+
+
+def of_cotangent(wanted: np.dtype, result: np.dtype) -> np.dtype:
+    """The type of the product that is an operand's cotangent, if the forward product's result has the type ``result``.
+
+    It is the operand's, ``wanted``; for 8-bit floats it is lax's, which is then rounded: no kernel writes these, and
+    XLA would round operands to the result's type first.
+    """
+    return result if wanted.itemsize == 1 else wanted

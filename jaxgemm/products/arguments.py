@@ -79,6 +79,15 @@ def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tupl
     return _as(x, wide), _as(y, wide)
 
 
+def for_cotangent(ct: jax.Array, known: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A cotangent and an operand in the type that their product is one of, as :func:`of_one_type` has them.
+
+    An 8-bit float takes the type of a wider float, which holds it; jnp promotes them to none.
+    """
+    wide = dtypes.multiplied(ct.dtype, known.dtype)
+    return of_one_type(ct, known) if wide is None else (_as(ct, wide), _as(known, wide))
+
+
 def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """The array in a type, and not weakly; the array itself if it has that type already.
 

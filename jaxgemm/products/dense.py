@@ -125,8 +125,8 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence
     as_lax = common is None or prec.is_algorithm(params["precision"]) or not {common, wanted} <= _OURS
     if common is not None and not as_lax:
         ct, y = lax.convert_element_type(ct, common), lax.convert_element_type(y, common)
-    # Nor does a kernel write 8-bit floats: these are rounded from what lax would round them from.
-    kept = params["preferred_element_type"] if as_lax or dtypes.is_8bit(wanted) else wanted
+    result = params["preferred_element_type"]
+    kept = result if as_lax else dtypes.of_cotangent(wanted, result)
     derived = dict(params, dimension_numbers=dims, preferred_element_type=kept, out_sharding=sharding, strict=False)
     out = gemm_p.bind(*((y, ct) if side else (ct, y)), **derived)
     out = lax.transpose(out, tuple(int(i) for i in np.argsort(order)))

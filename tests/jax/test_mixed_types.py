@@ -316,8 +316,31 @@ def test_gradients_of_8_bit_floats(pair, out, multiplied, rng):
 
 
 @pytest.mark.parametrize("out", ["float32", "bfloat16"])
+def test_gradients_in_lists_and_groups(out, rng):
+    """Cotangents that an 8-bit float does not hold are multiplied as they are."""
+    x, y, sizes = random(rng, (5, 48), E4), random(rng, (48, 7), E4), jnp.array([5])
+    x, y = x / array(64, E4), y / array(64, E4)
+    ct = 1000 * random(rng, (5, 7), out)
+    assert abs(wide(ct)).max() > float(jnp.finfo(E4).max)
+    products = (
+        lambda x, y: jaxgemm.grouped_gemm([x], [y], preferred_element_type=out)[0],
+        lambda x, y: jaxgemm.ragged_dot(x, y[None], sizes, preferred_element_type=out),
+        lambda x, y: jaxgemm.matmul(x, y, preferred_element_type=out),
+        lambda x, y: jnp.matmul(x, y, preferred_element_type=out),
+    )
+    *ours, expected = jax.jit(lambda *given: [jax.vjp(f, *given[:2])[1](given[2]) for f in products])(x, y, ct)
+    exact = wide(ct) @ wide(y).T, wide(x).T @ wide(ct)
+    for got in ours:
+        same(got, expected)
+        for v, want in zip(got, exact, strict=True):
+            assert v.dtype == E4
+            atol = 8 * eps_of(ct) * abs(want).max() + float(jnp.finfo(E4).smallest_subnormal) / 2
+            np.testing.assert_allclose(wide(v), want, rtol=1 / 16 + eps_of(ct), atol=atol)
+
+
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
 def test_derivatives_of_scaled_8_bit_floats(out, rng):
-    """Against float64, through alpha and a bias, of second order too."""
+    """Against float64, through alpha and a bias."""
     x, y = random(rng, (5, 48), E4), random(rng, (48, 7), E5)
     bias = random(rng, (7,), out)
 
@@ -328,11 +351,16 @@ def test_derivatives_of_scaled_8_bit_floats(out, rng):
     dx, dy, db = jax.jit(jax.grad(loss, (0, 1, 2)))(x, y, bias)
     z = 0.25 * wide(x) @ wide(y) + wide(bias)
     assert (dx.dtype, dy.dtype, db.dtype) == (x.dtype, y.dtype, out)
-    for got, expected in ((dx, 0.25 * z @ wide(y).T), (dy, 0.25 * wide(x).T @ z), (db, z.sum(0))):
-        info = jnp.finfo(got.dtype)
-        assert abs(expected).max() < float(info.max)
-        tolerance = float(info.eps) / 2 + 4 * eps_of(bias)
-        np.testing.assert_allclose(wide(got), expected, rtol=tolerance, atol=tolerance * abs(expected).max() / 4)
+    terms = (
+        (dx, 0.25 * z, wide(y).T),
+        (dy, 0.25 * wide(x).T, z),
+        (db, np.ones((1, 5)), z),
+    )
+    for got, left, right in terms:
+        info, want, size = jnp.finfo(got.dtype), left @ right, abs(left) @ abs(right)
+        assert abs(want).max() < float(info.max)
+        rounding = float(info.eps) / 2 * abs(want) + float(info.smallest_subnormal) / 2
+        assert (abs(wide(got) - want) <= 1.1 * rounding + 2 * eps_of(bias) * size).all()
 
 
 def test_explain_says_whose_they_are():

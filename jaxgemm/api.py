@@ -232,7 +232,8 @@ def dot_general(
     Args:
         lhs, rhs: operands. Operands of different element types go to XLA as they are, as in ``lax.dot_general``. For a
             kernel by name they are converted to the type that jnp promotes them to. jnp promotes an 8-bit float or a
-            4-bit integer with no other type, and the kernel refuses a pair of such a type and another.
+            4-bit integer with no other type, and the kernel refuses a pair of such a type and another. Two integers or
+            two floats of 8 bits are a kernel's as they are.
         dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``, any number of each, in
             any order. Layouts that a kernel can read where they lie are not copied.
         precision: as ``lax.dot_general`` takes it.

@@ -160,6 +160,15 @@ def test_whose_they_are_on_cuda(pair):
         assert (product.kernel, product.result) == ("xla", out)
 
 
+@needs_sm90
+def test_what_a_rule_leaves_to_xla_is_explained_as_xla_s():
+    """Whole, with the result's type."""
+    given = [jax.ShapeDtypeStruct((8, 256, 256), jnp.int8)] * 2
+    product = on_cuda(jaxgemm.matmul, *given, preferred_element_type=jnp.float32)
+    assert (product.kernel, product.decision.choice.rule, product.result) == ("xla", "int8-batches", "float32")
+    assert "-> float32" in str(product)
+
+
 @pytest.mark.parametrize("kernel", ["auto", "host", "xla"])
 def test_what_follows_is_in_the_result_s_type(kernel, rng):
     """An int32 would hold neither."""

@@ -26,6 +26,7 @@ from jaxgemm.products.arguments import (
     gives_way,
     no_epilogue_of_booleans,
     option_pairs,
+    pair_for_type,
     promoted_pair,
     result_dtype,
     static_scaling,
@@ -77,7 +78,7 @@ def gemm(
             epilogue.
             Sums are kept in fp32 for 16-bit floats and int32 for 8-bit integers. A kernel of ours rounds once, after
             the epilogue. XLA rounds before the epilogue as well, as jnp does, unless it fuses the epilogue. Only XLA
-            computes a result wider than the type of the sums.
+            computes a result wider than the type of the sums, but for 8-bit integers whose sums int32 holds.
         precision: as ``jnp.dot`` takes it; see :mod:`jaxgemm.precision`.
         kernel: "auto" (ours if it is known to be faster, else XLA's), "xla", or a name out of
             :func:`jaxgemm.kernels`.
@@ -196,11 +197,11 @@ def matmul(
     Raises:
         TypeError, ValueError, UnsupportedError: as for :func:`gemm`.
     """
-    a, b, weak = promoted_pair(a, b)
+    a, b, dtype, weak = pair_for_type(a, b)
     shape_a, shape_b = a.shape, b.shape
     if not shape_a or not shape_b:
         raise ValueError(f"matmul: operands need at least one axis, got shapes {shape_a} and {shape_b}")
-    out = asked_dtype(preferred_element_type, a.dtype)
+    out = asked_dtype(preferred_element_type, dtype)
     k_a, k_b = shape_a[-1], shape_b[-2 if len(shape_b) > 1 else 0]
     if k_a != k_b:
         raise ValueError(f"matmul: inner dimensions differ: {shape_a} has k = {k_a}, {shape_b} has k = {k_b}")
@@ -236,7 +237,8 @@ def dot_general(
     Args:
         lhs, rhs: operands. Operands of different element types go to XLA as they are, as in ``lax.dot_general``. For a
             kernel by name they are converted to the type that jnp promotes them to. jnp promotes an 8-bit float or a
-            4-bit integer with no other type, and the kernel refuses a pair of such a type and another.
+            4-bit integer with no other type, and the kernel refuses a pair of such a type and another. Two integers or
+            two floats of 8 bits are a kernel's as they are.
         dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``, any number of each, in
             any order. Layouts that a kernel can read where they lie are not copied.
         precision: as ``lax.dot_general`` takes it.

@@ -137,3 +137,23 @@ def common(a: np.dtype, b: np.dtype) -> np.dtype | None:
             return np.dtype(jnp.promote_types(a, b))
         except ValueError:
             return None
+
+
+@cache
+def multiplied(a: np.dtype, b: np.dtype) -> np.dtype | None:
+    """The type in which two are multiplied: ``common``; of an 8-bit float of a kernel's and a wider float the wider.
+
+    It holds every number of the 8-bit float.
+    """
+    narrow, wide = sorted((a, b), key=lambda x: x.itemsize)
+    floats = is_8bit(narrow) and jnp.issubdtype(narrow, jnp.floating) and jnp.issubdtype(wide, jnp.floating)
+    return wide if floats and wide.itemsize > 1 else common(a, b)
+
+
+def of_cotangent(wanted: np.dtype, result: np.dtype) -> np.dtype:
+    """The type of the product that is an operand's cotangent, if the forward product's result has the type ``result``.
+
+    It is the operand's, ``wanted``; for 8-bit floats it is lax's, which is then rounded: no kernel writes these, and
+    XLA would round operands to the result's type first.
+    """
+    return result if wanted.itemsize == 1 else wanted

@@ -265,7 +265,7 @@ FACTS = Section(
             "fp32 at this precision means tf32 to XLA, and no kernel of ours computes tf32 faster",
             side=Side.XLA,
             holds=lambda q: (
-                q.dtype == "float32"
+                q.problem.dtypes[:2] == ("float32", "float32")
                 and not prec.wants_full_fp32(q.precision)
                 and (not q.emulated or q.emulated == "tf32")
             ),

@@ -41,6 +41,19 @@ def promoted_pair(a: ArrayLike, b: ArrayLike, *, apart: bool = False) -> tuple[j
     return x, y, (weak_x or weak_y) and _is_weak_sum(given[0], weak_x, given[1], weak_y)
 
 
+def pair_for_type(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array, np.dtype, bool]:
+    """Both as arrays, the type of jnp's product of them, and whether that product is weakly typed.
+
+    They have that type, but two integers of 8 bits, one signed, are not widened to 16 bits: the product of their values
+    is the same. jnp's error for types that it promotes to none, as two of 8-bit floats.
+    """
+    x, y = as_array("a", a), as_array("b", b)
+    if dtypes.stay_apart(x.dtype, y.dtype) and not (x.weak_type or y.weak_type):
+        return x, y, np.dtype(jnp.result_type(x, y)), False
+    x, y, weak = promoted_pair(x, y)
+    return x, y, np.dtype(x.dtype), weak
+
+
 def promoted(name: str, values: Sequence[ArrayLike]) -> tuple[list[jax.Array], bool]:
     """All as arrays of the type that jnp promotes them to, and whether that is weak."""
     arrays = [as_array(name, value) for value in values]
@@ -64,6 +77,15 @@ def of_one_type(x: jax.Array, y: jax.Array, out: np.dtype | None = None) -> tupl
         return x, y
     wide = common if out is None else dtypes.common(common, out) or common
     return _as(x, wide), _as(y, wide)
+
+
+def for_cotangent(ct: jax.Array, known: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A cotangent and an operand in the type that their product is one of, as :func:`of_one_type` has them.
+
+    An 8-bit float takes the type of a wider float, which holds it; jnp promotes them to none.
+    """
+    wide = dtypes.multiplied(ct.dtype, known.dtype)
+    return of_one_type(ct, known) if wide is None else (_as(ct, wide), _as(known, wide))
 
 
 def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:

@@ -32,8 +32,8 @@ from jaxgemm.choice import rules
 from jaxgemm.choice.select import select
 from jaxgemm.epilogue import Epilogue, apply, composed_type
 from jaxgemm.kernels import UnsupportedError, device_for, find_kernel
-from jaxgemm.problem import DimensionNumbers, Plan, plan
-from jaxgemm.products import axes, report, symbolic
+from jaxgemm.problem import DimensionNumbers, plan
+from jaxgemm.products import axes, forms, report, symbolic
 from jaxgemm.products.arguments import Options, check_kernel, of_one_type
 from jaxgemm.products.call import call
 from jaxgemm.products.kind import Decision, Kind, Linear, Params, by_name, may_be_xlas
@@ -120,12 +120,13 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence
     ((ct, y, x),) = terms
     dims, order, sharding = axes.cotangent(side, x.aval, np.ndim(y), params["dimension_numbers"])
     wanted = np.dtype(x.aval.dtype)
-    common = dtypes.common(ct.dtype, y.dtype)
+    common = dtypes.multiplied(ct.dtype, y.dtype)
     # Types that no kernel has, and types in a product with a named algorithm, are those that lax would have.
     as_lax = common is None or prec.is_algorithm(params["precision"]) or not {common, wanted} <= _OURS
     if common is not None and not as_lax:
         ct, y = lax.convert_element_type(ct, common), lax.convert_element_type(y, common)
-    kept = params["preferred_element_type"] if as_lax else wanted
+    result = params["preferred_element_type"]
+    kept = result if as_lax else dtypes.of_cotangent(wanted, result)
     derived = dict(params, dimension_numbers=dims, preferred_element_type=kept, out_sharding=sharding, strict=False)
     out = gemm_p.bind(*((y, ct) if side else (ct, y)), **derived)
     out = lax.transpose(out, tuple(int(i) for i in np.argsort(order)))
@@ -172,59 +173,36 @@ def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, 
 def decide(platform: str, avals: Sequence[Any], params: Params) -> Decision:
     """The decision for operands ``avals``, anything with shape and dtype.
 
-    A kernel that cannot apply the epilogue or write the result's type is asked for ``alpha * product`` in the
-    accumulator's type, and jnp does the rest. If the accumulator's type cannot hold the result, the kernel must write
-    the result itself.
-
     Raises:
         UnsupportedError: a kernel asked for by name cannot run the product either way.
     """
     lhs, rhs, *extra = avals
     out = np.dtype(params["preferred_element_type"])
-    kept = dtypes.summed(np.dtype(lhs.dtype), np.dtype(rhs.dtype), out)
-    epilogue: Epilogue = params["epilogue"]
     if unknown := symbolic.choose(avals, params):
         return Decision(unknown)
     how = {name: params[name] for name in ("precision", "kernel", "options", "batch_invariant")}
     view = plan(lhs.shape, rhs.shape, params["dimension_numbers"])
-    forms = [(epilogue, out)] if _fuses(epilogue, view, extra, out) else []
-    if forms != [(epilogue.scaling(), kept)]:
-        forms.append((epilogue.scaling(), kept))
+    asked, converted = forms.of(lhs, rhs, extra, params, view)
     device = device_for(platform)
+    names = np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name
     found, refusal = None, None
-    for form, result in forms:
-        names = (np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name, result.name)
-        problem = view.problem(names, form)
+    for form, result in asked:
+        problem = view.problem((*names, result.name), form)
         try:
-            found = Decision(select(problem, device, **how), problem, view)
+            choice = select(problem, device, **how)
         except UnsupportedError as error:
             refusal = refusal or error
             continue
-        if found.choice.kernel is not None or params["kernel"] == "xla":
-            return found
-        # XLA computes a product whole, with its epilogue, unless the epilogue alone keeps kernels from the product.
-        if params["kernel"] == "auto" and (found.choice.rule != rules.UNFIT.name or out != kept):
+        if choice.kernel is not None:
+            return Decision(choice, problem, view)
+        # XLA computes the product whole, with its epilogue, whichever form a kernel was asked for.
+        found = Decision(choice, view.problem((*names, out.name), params["epilogue"]), view)
+        if params["kernel"] == "xla" or choice.rule != rules.UNFIT.name or not converted:
             return found
     if found is None:
         assert refusal is not None
-        raise _refused(refusal, lhs, rhs, out)
+        raise forms.refused(refusal, lhs, rhs, params)
     return found
-
-
-def _refused(refusal: UnsupportedError, lhs: Any, rhs: Any, out: np.dtype) -> UnsupportedError:
-    """The refusal; if the kernel's sums could not become the result either, it says so, and why."""
-    types = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
-    sums = dtypes.accumulator(dtypes.product(*types))
-    if dtypes.summed(*types, out) == sums:
-        return refusal
-    return UnsupportedError(f"{refusal}; kernels sum this product in {sums.name}, which cannot hold every {out.name}")
-
-
-def _fuses(epilogue: Epilogue, view: Plan, extra: Sequence[Any], out: np.dtype) -> bool:
-    """Whether kernels can apply the epilogue: c and bias have the result's type, and bias runs along n."""
-    if any(np.dtype(x.dtype) != out for x in extra):
-        return False
-    return view.single_column_axis or not epilogue.has_bias
 
 
 def _launch(decision: Decision, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **params: Any) -> jax.Array:
@@ -248,10 +226,11 @@ def _launch(decision: Decision, lhs: jax.Array, rhs: jax.Array, *extra: jax.Arra
     out = call(decision.choice, problem, view.d_shape, operands)
     if view.d_axes is not None:
         out = lax.transpose(out, view.d_axes)
-    if problem.epilogue != epilogue or out.dtype != out_dtype:
-        rest = epilogue.after_scaling() if problem.epilogue != epilogue else Epilogue()
-        out = apply(rest, out, c, bias, out_dtype)
-    return out
+    if problem.epilogue == epilogue and out.dtype == out_dtype:
+        return out
+    kept = dtypes.summed(np.dtype(lhs.dtype), np.dtype(rhs.dtype), out_dtype)
+    rest = epilogue.after_scaling() if out.dtype == kept else epilogue
+    return apply(rest, lax.convert_element_type(out, kept), c, bias, out_dtype)
 
 
 def _by_xla(platform: str, parts: int, lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, **params: Any) -> jax.Array:

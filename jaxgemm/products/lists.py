@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemm import dtypes, wire
@@ -33,7 +34,7 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.kernels import Device, Kernel, configuration, device_for
 from jaxgemm.problem import Matrix, Problem
 from jaxgemm.products import dense, report, symbolic
-from jaxgemm.products.arguments import asked_dtype, check_kernel, of_one_type, option_pairs, promoted, weakly_typed
+from jaxgemm.products.arguments import asked_dtype, check_kernel, for_cotangent, option_pairs, promoted, weakly_typed
 from jaxgemm.products.call import call_list
 from jaxgemm.products.kind import Decision, Kind, Linear, Params
 from jaxgemm.products.register import register
@@ -153,10 +154,12 @@ _COTANGENTS: dict[tuple[tuple[bool, bool], int], tuple[bool, tuple[bool, bool]]]
 
 def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], _: Any, params: Params) -> list[Any]:
     ct_first, transposed = _COTANGENTS[params["transposed"], side]
-    both = [of_one_type(ct, known) for ct, known, _ in terms]
+    both = [for_cotangent(ct, known) for ct, known, _ in terms]
     wanted = np.dtype(terms[0][2].aval.dtype)
-    derived = dict(params, transposed=transposed, preferred_element_type=wanted, strict=False)
-    return _bind([pair if ct_first else pair[::-1] for pair in both], **derived)
+    kept = dtypes.of_cotangent(wanted, params["preferred_element_type"])
+    derived = dict(params, transposed=transposed, preferred_element_type=kept, strict=False)
+    found = _bind([pair if ct_first else pair[::-1] for pair in both], **derived)
+    return [lax.convert_element_type(z, wanted) for z in found]
 
 
 def compose(*operands: jax.Array, **params: Any) -> list[jax.Array]:

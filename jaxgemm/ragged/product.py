@@ -45,7 +45,7 @@ from jaxgemm.choice.xla_times import dense_microseconds, together
 from jaxgemm.kernels import Device, UnsupportedError, device_for
 from jaxgemm.problem import DimensionNumbers, Problem
 from jaxgemm.products import dense, symbolic
-from jaxgemm.products.arguments import of_one_type
+from jaxgemm.products.arguments import for_cotangent, of_one_type
 from jaxgemm.products.call import call
 from jaxgemm.products.kind import Decision, Kind, Linear, Params, may_be_xlas, wanted
 from jaxgemm.products.register import register
@@ -85,15 +85,16 @@ def _cotangents(side: int, terms: list[tuple[Any, Any, Any]], operands: Sequence
         x, y = (ct, known) if form.transposed else (known, ct)
         derived = Form(True, False, form.held)
     if not parts.of((x, y), dict(params, form=derived)):
-        x, y = of_one_type(x, y)
-    wanted = np.dtype(unknown.aval.dtype)
+        x, y = for_cotangent(x, y)
+    wanted, result = np.dtype(unknown.aval.dtype), params["preferred_element_type"]
     shared = len(unknown.aval.shape) == form.ranks[side] and bool(derived.batch([x, y, *where]))
     # If a whole batch has one operand, its cotangents are added up before they are rounded.
-    kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else wanted
+    kept = dtypes.summed(x.dtype, y.dtype, wanted) if shared else dtypes.of_cotangent(wanted, result)
     target = partition.cotangent(unknown.aval, jax.typeof(ct) if shared else None)
     bound = {"form": derived, "preferred_element_type": kept, "out_sharding": target}
     out = grouped_p.bind(x, y, *where, **(params | _DERIVED | bound))
-    return [jnp.sum(out, axis=0).astype(wanted) if shared else out]
+    out = jnp.sum(out, axis=0) if shared else out
+    return [out if out.dtype == wanted else out.astype(wanted)]
 
 
 def _batch(axis_data: Any, args: Any, bdims: Any, params: Params) -> tuple[Any, int]:

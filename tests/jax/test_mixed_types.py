@@ -276,6 +276,93 @@ def test_sums_of_8_bit_floats(dtype, rng):
     same(*narrow_ones)
 
 
+#: Operands, result: what the gradients' products are of.
+GRADIENTS = (
+    *((pair, out, out) for pair in ((E4, E4), (E5, E4), (E5, E5)) for out in ("float32", "bfloat16", "float16")),
+    ((E4, E5), E5, None),  # a mixed product of 8 bits again
+    (("bfloat16", E4), "bfloat16", "bfloat16"),
+    ((E5, "float16"), "float16", "float16"),
+    ((E5, "float32"), "float32", "float32"),
+    (("bfloat16", E5), "float32", "float32"),
+)
+
+
+@pytest.mark.parametrize(("pair", "out", "multiplied"), GRADIENTS, ids=str)
+def test_gradients_of_8_bit_floats(pair, out, multiplied, rng):
+    """They have the operands' types, and are of products of one type; each is as exact as lax's."""
+    x, y, ct = random(rng, (5, 48), pair[0]), random(rng, (48, 7), pair[1]), random(rng, (5, 7), out)
+
+    def gradients(dot_general, x, y, ct):
+        given = {"dimension_numbers": MATMUL, "preferred_element_type": out}
+        return jax.vjp(partial(dot_general, **given), x, y)[1](ct)
+
+    ours, theirs = jax.jit(lambda *args: [gradients(f, *args) for f in (jaxgemm.dot_general, lax.dot_general)])(
+        x, y, ct
+    )
+    exact = wide(ct) @ wide(y).T, wide(x).T @ wide(ct)
+    sums = abs(wide(ct)) @ abs(wide(y)).T, abs(wide(x)).T @ abs(wide(ct))
+    for operand, got, expected, want, size in zip((x, y), ours, theirs, exact, sums, strict=True):
+        assert got.dtype == expected.dtype == operand.dtype
+        info = jnp.finfo(got.dtype)
+        rounding = float(info.eps) / 2 * abs(want) + float(info.smallest_subnormal) / 2
+        errors = [abs(wide(v) - want) for v in (got, expected)]
+        for error in errors:
+            assert (error <= 1.1 * rounding + 1.1 * eps_of(ct) * size).all()
+        assert errors[0].max() <= errors[1].max() + 1e-6 * size.max()
+    _, *products = jaxgemm.explain(partial(gradients, jaxgemm.dot_general), x, y, ct, platform="cuda").products
+    types = {tuple(product.decision.problem.dtypes[:2]) for product in products}
+    assert types == ({(multiplied, multiplied)} if multiplied else {(E4, E5), (E5, E5)})
+    assert not any(product.decision.choice.rule == "other-type" for product in products)
+
+
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+def test_gradients_in_lists_and_groups(out, rng):
+    """Cotangents that an 8-bit float does not hold are multiplied as they are."""
+    x, y, sizes = random(rng, (5, 48), E4), random(rng, (48, 7), E4), jnp.array([5])
+    x, y = x / array(64, E4), y / array(64, E4)
+    ct = 1000 * random(rng, (5, 7), out)
+    assert abs(wide(ct)).max() > float(jnp.finfo(E4).max)
+    products = (
+        lambda x, y: jaxgemm.grouped_gemm([x], [y], preferred_element_type=out)[0],
+        lambda x, y: jaxgemm.ragged_dot(x, y[None], sizes, preferred_element_type=out),
+        lambda x, y: jaxgemm.matmul(x, y, preferred_element_type=out),
+        lambda x, y: jnp.matmul(x, y, preferred_element_type=out),
+    )
+    *ours, expected = jax.jit(lambda *given: [jax.vjp(f, *given[:2])[1](given[2]) for f in products])(x, y, ct)
+    exact = wide(ct) @ wide(y).T, wide(x).T @ wide(ct)
+    for got in ours:
+        same(got, expected)
+        for v, want in zip(got, exact, strict=True):
+            assert v.dtype == E4
+            atol = 8 * eps_of(ct) * abs(want).max() + float(jnp.finfo(E4).smallest_subnormal) / 2
+            np.testing.assert_allclose(wide(v), want, rtol=1 / 16 + eps_of(ct), atol=atol)
+
+
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+def test_derivatives_of_scaled_8_bit_floats(out, rng):
+    """Against float64, through alpha and a bias."""
+    x, y = random(rng, (5, 48), E4), random(rng, (48, 7), E5)
+    bias = random(rng, (7,), out)
+
+    def loss(x, y, bias):
+        z = jaxgemm.gemm(x, y, alpha=0.25, bias=bias, out_dtype=out).astype("float32")
+        return 0.5 * jnp.sum(z * z)
+
+    dx, dy, db = jax.jit(jax.grad(loss, (0, 1, 2)))(x, y, bias)
+    z = 0.25 * wide(x) @ wide(y) + wide(bias)
+    assert (dx.dtype, dy.dtype, db.dtype) == (x.dtype, y.dtype, out)
+    terms = (
+        (dx, 0.25 * z, wide(y).T),
+        (dy, 0.25 * wide(x).T, z),
+        (db, np.ones((1, 5)), z),
+    )
+    for got, left, right in terms:
+        info, want, size = jnp.finfo(got.dtype), left @ right, abs(left) @ abs(right)
+        assert abs(want).max() < float(info.max)
+        rounding = float(info.eps) / 2 * abs(want) + float(info.smallest_subnormal) / 2
+        assert (abs(wide(got) - want) <= 1.1 * rounding + 2 * eps_of(bias) * size).all()
+
+
 def test_explain_says_whose_they_are():
     x, y = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16), jax.ShapeDtypeStruct((512, 512), jnp.int8)
     for platform in ("cpu", "cuda"):

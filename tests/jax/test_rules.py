@@ -219,6 +219,7 @@ LEFT = [
     (problem("int8", out="int32"), AMPERE, None, "other-chip"),
     (problem("float64"), HOPPER, None, "other-type"),
     (replace(problem(), dtypes=("bfloat16", "float16", "float32")), HOPPER, None, "other-type"),
+    (replace(problem(), dtypes=("float32", E4M3, "float32")), HOPPER, None, "other-type"),
     (problem(), AMPERE, None, "other-chip"),
     (problem(), Device("cpu", "cpu", 0, 0), None, "other-platform"),
     (problem(), HOPPER, jax.lax.DotAlgorithmPreset.F32_F32_F32, "other-precision"),

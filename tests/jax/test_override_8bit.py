@@ -391,9 +391,7 @@ def test_products_of_8_bits_keep_their_types(pair, out, rng):
     """Whatever follows them."""
     a, b, s = values(rng, (M, K), pair[0]), values(rng, (K, N), pair[1]), scale(rng, (M, 1))
 
-    def function(a, b, s):
-        return jnp.dot(a, b, preferred_element_type=out).astype(F32) * s
-
+    function = lambda a, b, s: jnp.dot(a, b, preferred_element_type=out).astype(F32) * s  # noqa: E731
     ours = override(function)
     assert types(ours, a, b, s) == [pair]
     same(*together(ours, function)(a, b, s))

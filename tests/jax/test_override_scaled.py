@@ -17,6 +17,7 @@ from scaled_programs import (
     INT8,
     INTEGERS,
     PLAIN,
+    K,
     M,
     N,
     after,
@@ -121,6 +122,26 @@ WRITTEN = {
         lambda s, _: np.repeat(s[::3], 3, axis=0),
         (2, 0),
     ),
+    "before, axes merged": (
+        lambda a, b, s, t, _: (halves(a).astype(F32) * halves(s)).reshape(M, K) @ (b.astype(F32) * t),
+        lambda s, t: s * t,
+        BOTH,
+    ),
+    "before, axes split": (
+        lambda a, b, s, t, _: (halves(a.astype(BF16) * s) @ (b.astype(F32) * t)).reshape(M, N),
+        lambda s, t: s * t,
+        BOTH,
+    ),
+    "before, axes of weights merged": (
+        lambda a, b, _s, t, _: a.astype(F32) @ (b.reshape(3, 9, N).astype(F32) * t).reshape(K, N),
+        lambda _, t: t,
+        (0, 2),
+    ),
+    "before, one scale of merged axes": (
+        lambda a, b, s, _t, _: (halves(a).astype(F32) * halves(s)[:, :1]).reshape(1, M, K)[0] @ b.astype(F32),
+        lambda s, _: np.repeat(s[::3], 3, axis=0),
+        (2, 0),
+    ),
     "in jit": (jax.jit(after), lambda s, t: s * t, BOTH),
     "in checkpoint": (jax.checkpoint(after), lambda s, t: s * t, BOTH),
     "in scan": (
@@ -200,6 +221,11 @@ LEFT = {
     ),
     "rounded between": (lambda a, b, s, t, _: jnp.round(dot(a, b).astype(F32) * s) * t, [((2, 0), PLAIN)], ""),
     "two of rows": (lambda a, b, s, _t, _: (a.astype(F32) * s * s) @ b.astype(F32), [((2, 0), PLAIN)], _ONE),
+    "along a part of k": (
+        lambda a, b, _s, t, _: (a.reshape(M, 3, 9).astype(F32) * t[:3, None]).reshape(M, K) @ (b.astype(F32) * t),
+        [],
+        "",
+    ),
     "no scale": (lambda a, b, _s, _t, bias: jax.nn.relu(dot(a, b).astype(F32) + bias), [], ""),
     "a batch": (
         lambda a, b, s, _t, _: (

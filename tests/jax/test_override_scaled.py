@@ -235,6 +235,11 @@ LEFT = {
         "launches that scale multiply rows by one matrix",
     ),
     "integers": (lambda a, b, _s, _t, _: dot(a, b).astype("int32") * 3, [], ""),
+    "in 16 bits, at highest": (
+        lambda a, b, _s, t, _: jnp.dot(a, b, precision="highest", preferred_element_type=BF16) * t.astype(BF16),
+        [],
+        "XLA computes products of 8-bit floats at 'highest'",
+    ),
     "an algorithm": (
         lambda a, b, s, _t, _: jnp.dot(a, b, precision="F32_F32_F32", preferred_element_type=F32) * s,
         [],

@@ -169,3 +169,21 @@ def test_types_stay_weak(rng):
     got, want = (jax.make_jaxpr(f)(a, b).out_avals for f in (override(function), function))
     assert got == want
     assert want[0].weak_type
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(rng):
+    """Sums of integers are exact there, too."""
+    a, b, s, t, bias = operands(rng)
+
+    @override
+    def program(a, b, s, t, bias):
+        before = (a.astype(BF16) * s.astype(F32)) @ (b.T.astype(F32) * t[:, None]).T
+        return before, after(a, b.T.T, s, t), jax.nn.silu(after(a.reshape(2, 3, K), b, s[0, 0], t) + bias)
+
+    z = exact(a) @ exact(b) * exact(t)
+    each = exact(s[0, 0]) * z + exact(bias)
+    want = exact(s) * z, exact(s) * z, (each / (1 + np.exp(-each))).reshape(2, 3, N)
+    assert len(launches(program, a, b, s, t, bias)) == 3
+    for got, expected in zip(jax.jit(program)(a, b, s, t, bias), want, strict=True):
+        assert error(got, expected) <= 2.0**-20

@@ -95,6 +95,20 @@ class Scale:
         fits = out.dtype in FLOATS and len(value.shape) in (0, len(out.shape))
         return Scale(value, divides, _varying(value)) if fits else None
 
+    def factors(self, out: Value, depth: int = 0) -> list[Scale]:
+        """The scale, or those whose product it is, if it varies along the last axis and others."""
+        value, eqn = self.value.origin()
+        crossing = len(out.shape) - 1 in self.varying and len(self.varying) > 1
+        if not crossing or eqn is None or depth == _LONGEST or value.dtype not in FLOATS:
+            return [self]
+        if eqn.primitive not in (lax.mul_p, lax.div_p, lax.convert_element_type_p):
+            return [self]
+        divide = self.divides, self.divides != (eqn.primitive is lax.div_p)
+        inputs = [Value(value.scope, v).outward() for v in eqn.invars]
+        found = [Scale.of(x, divides, out) for x, divides in zip(inputs, divide, strict=False)]
+        factors = [y for x in found if x is not None for y in x.factors(out, depth + 1)]
+        return [self] if None in found else factors
+
     def read(self, known: dict[Any, jax.Array]) -> jax.Array:
         """What to multiply by, in float32: a scalar, or of the array's rank, and 1 long where it does not vary."""
         x = self.value.read(known)
@@ -204,7 +218,7 @@ def scales_since(start: Value, value: Value, depth: int = 0) -> tuple[Scale, ...
     for this, by in _scalings(eqn, inputs):
         if (found := scales_since(start, this, depth + 1)) is not None:
             scale = Scale.of(by, eqn.primitive is lax.div_p, value)
-            return (*found, scale) if scale else None
+            return (*found, *scale.factors(value)) if scale else None
     return None
 
 

@@ -90,6 +90,13 @@ WRITTEN = {
         lambda s, t: rounded(s) * rounded(t),
         BOTH,
     ),
+    "after, both at once": (lambda a, b, s, t, _: dot(a, b).astype(F32) * (s * t), lambda s, t: s * t, BOTH),
+    "after, both at once, one divided": (
+        lambda a, b, s, t, _: (t / s).astype(F32) * dot(a, b),
+        lambda s, t: t / s,
+        BOTH,
+    ),
+    "after, divided by both": (lambda a, b, s, t, _: dot(a, b) / (s * t), lambda s, t: 1 / (s * t), BOTH),
     "after, then rounded": (lambda *x: after(*x).astype(BF16), lambda s, t: s * t, BOTH),
     "after, in a call": (
         lambda a, b, s, _t, _: jax.jit(lambda z: z * s)(dot(a, b).astype(F32)),
@@ -211,6 +218,12 @@ _ONE = "a launch takes one scale of rows, one of columns, and one of all in plac
 #: Functions; the launches, none or one with fewer scales than follow; and why jnp applies scales, as explain says.
 LEFT = {
     "both axes": (lambda a, b, s, t, _: dot(a, b).astype(F32) * (s + t), [], _ONE),
+    "both axes, of integers": (
+        lambda a, b, s, t, _: dot(a, b) * ((1e3 * s).astype("int8") * (1e3 * t).astype("int8")).astype(F32),
+        [],
+        _ONE,
+    ),
+    "both axes, rounded": (lambda a, b, s, t, _: dot(a, b) * (s * t).astype(E4M3).astype(F32), [], _ONE),
     "read elsewhere": (_read_elsewhere, [((2, 0), PLAIN)], ""),
     "read unscaled": (lambda a, b, s, _t, _: (lambda z: z * s + z.sum())(dot(a, b)), [], "read without its scales"),
     "by itself": (lambda a, b, _s, _t, _: (lambda z: z * z)(dot(a, b).astype(F32)), [], ""),

@@ -1,5 +1,7 @@
 """Launches that scale, under override: mapped, differentiated, kept, over several devices, and by name."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,7 @@ from scaled_programs import (
 )
 
 import jaxgemm
-from jaxgemm.override import override
+from jaxgemm.override import _memo, override
 
 BOTH = (2, 2)
 
@@ -187,3 +189,14 @@ def test_on_a_gpu(rng):
     assert len(launches(program, a, b, s, t, bias)) == 3
     for got, expected in zip(jax.jit(program)(a, b, s, t, bias), want, strict=True):
         assert error(got, expected) <= 2.0**-20
+
+
+def test_memory_is_given_back(rng):
+    """What is kept of a jaxpr does not keep the jaxpr."""
+    args = operands(rng)
+    gc.collect()
+    before = len(_memo)
+    for i in range(30):
+        override(lambda *x, i=i: jnp.tanh(after(*x) * i + x[4]))(*args)
+    gc.collect()
+    assert len(_memo) <= before + 8  # JAX's own caches hold a few

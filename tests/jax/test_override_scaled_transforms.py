@@ -168,9 +168,10 @@ def test_types_stay_weak(rng):
     def function(a, b):
         return lax.convert_element_type_p.bind(dot(a, b), new_dtype=jnp.dtype(F32), weak_type=True, sharding=None) * 2.0
 
-    got, want = (jax.make_jaxpr(f)(a, b).out_avals for f in (override(function), function))
-    assert got == want
-    assert want[0].weak_type
+    with jax.enable_x64(False):  # or the number would make it float64
+        assert len(launches(override(function), a, b)) == 1
+        assert jax.eval_shape(function, a, b).weak_type
+        assert jax.eval_shape(override(function), a, b).weak_type
 
 
 @pytest.mark.gpu

@@ -92,9 +92,9 @@ def override(function: Any = None, /, *, kernel: str = "auto", precision: prec.P
     the product if nothing else reads the values between. Unless a kernel is named, the two products of a gated layer
     become one :func:`jaxgemm.gated_gemm`, under the same condition.
 
-    Values of 8 bits that are dequantised right before a product are multiplied in 8 bits, and their scales multiply the
-    result (jaxgemm/rewriting/narrow.py says when). A result may differ by roundings that the program makes and the
-    product in 8 bits does not; a product that asks for an algorithm by name stays as it is.
+    Values of 8 bits that are dequantised right before a product are multiplied in 8 bits. Scales before or right after
+    such a product become a part of it (jaxgemm/rewriting/narrow.py says when). A result may differ by roundings that
+    the program makes and the product does not; a product that asks for an algorithm by name stays as it is.
 
     ``lax.ragged_dot`` and ``lax.ragged_dot_general`` become :func:`jaxgemm.ragged_dot_general`, which keeps the values
     of one group out of the results of others. What follows a ragged product stays in jnp. Ragged products stay as they
@@ -228,8 +228,7 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
 def _narrow(product: Narrow, routing: Routing) -> Any:
     """A call that computes a product in 8 bits; None if it is not to be."""
     params = _gemm_params(product.dot, routing)
-    # An algorithm names the types that are multiplied.
-    if prec.is_algorithm(params["precision"]) or not _names_are_bound(product.dot.invars[0].aval):
+    if product.refusal(params["precision"]) or not _names_are_bound(product.dot.invars[0].aval):
         return None
     if routing.kernel != "auto":
         try:

@@ -1,8 +1,8 @@
 """Where values of 8 bits come from, and what multiplies them: the operands of products, and the scales of results.
 
 Between values and product these are looked through: conversions, multiplications and divisions by a scale,
-transpositions, axes of extent 1, and calls (jit, custom_jvp, custom_vjp), since flax has a dequantisation in one call,
-and the product, alone, in another. Anything else, such as a zero point, leaves a product as it is. Between a product
+transpositions, reshapes, and calls (jit, custom_jvp, custom_vjp), since flax has a dequantisation in one call, and the
+product, alone, in another. Anything else, such as a zero point, leaves a product as it is. Between a product
 and what it is scaled to only conversions, scales and calls are looked through.
 """
 
@@ -40,6 +40,47 @@ _Axes = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
+class _Reshape:
+    """A reshape that merges or splits axes.
+
+    Attributes:
+        before, after: the shapes.
+        groups: neighbouring axes of one shape that become neighbouring axes of the other, in order.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    groups: tuple[tuple[range, range], ...]
+
+    @staticmethod
+    def of(before: tuple[int, ...], after: tuple[int, ...]) -> _Reshape | None:
+        """The reshape, with groups as small as they can be; None of arrays that are empty or scalars."""
+        if not before or not after or 0 in before:
+            return None
+        groups, i, j = [], 0, 0
+        while i < len(before) and j < len(after):
+            first, m, n = (i, j), before[i], after[j]
+            i, j = i + 1, j + 1
+            while m != n:
+                i, j, m, n = (i + 1, j, m * before[i], n) if m < n else (i, j + 1, m, n * after[j])
+            groups.append((range(first[0], i), range(first[1], j)))
+        last = groups[-1]  # axes of extent 1 are left in one of the shapes
+        groups[-1] = range(last[0].start, len(before)), range(last[1].start, len(after))
+        return _Reshape(before, after, tuple(groups))
+
+    def carried(self, varying: frozenset[int]) -> frozenset[int]:
+        """The axes along which elements may differ then."""
+        found = [i for old, new in self.groups if varying & {*old} for i in new]
+        return frozenset(i for i in found if self.after[i] != 1)
+
+    def moved(self, x: jax.Array) -> jax.Array:
+        """The array, reshaped. Where it has extents of 1 for all axes of a group, it keeps them."""
+        long = [(old, new, any(x.shape[i] != 1 for i in old)) for old, new in self.groups]
+        whole = [self.before[i] if is_long else 1 for old, _, is_long in long for i in old]
+        return lax.reshape(jnp.broadcast_to(x, whole), [self.after[i] if y else 1 for _, new, y in long for i in new])
+
+
+@dataclass(frozen=True)
 class Scale:
     """A value that multiplies or divides an array, and the axes of the array along which the value may vary."""
 
@@ -53,6 +94,20 @@ class Scale:
         # Integers times scales would have to wrap as in the program.
         fits = out.dtype in FLOATS and len(value.shape) in (0, len(out.shape))
         return Scale(value, divides, _varying(value)) if fits else None
+
+    def factors(self, out: Value, depth: int = 0) -> list[Scale]:
+        """The scale, or those whose product it is, if it varies along the last axis and others."""
+        value, eqn = self.value.origin()
+        crossing = len(out.shape) - 1 in self.varying and len(self.varying) > 1
+        if not crossing or eqn is None or depth == _LONGEST or value.dtype not in FLOATS:
+            return [self]
+        if eqn.primitive not in (lax.mul_p, lax.div_p, lax.convert_element_type_p):
+            return [self]
+        divide = self.divides, self.divides != (eqn.primitive is lax.div_p)
+        inputs = [Value(value.scope, v).outward() for v in eqn.invars]
+        found = [Scale.of(x, divides, out) for x, divides in zip(inputs, divide, strict=False)]
+        factors = [y for x in found if x is not None for y in x.factors(out, depth + 1)]
+        return [self] if None in found else factors
 
     def read(self, known: dict[Any, jax.Array]) -> jax.Array:
         """What to multiply by, in float32: a scalar, or of the array's rank, and 1 long where it does not vary."""
@@ -74,7 +129,7 @@ class Operand:
     """
 
     values: Value
-    steps: tuple[Scale | _Axes, ...] = ()
+    steps: tuple[Scale | _Axes | _Reshape, ...] = ()
 
     @property
     def varying(self) -> list[frozenset[int]]:
@@ -89,6 +144,8 @@ class Operand:
         """Whether the values are the transpose of a matrix."""
         axes: _Axes = tuple(range(len(self.values.shape)))
         for step in self.steps:
+            if isinstance(step, _Reshape):
+                return False
             axes = axes if isinstance(step, Scale) else tuple(None if i is None else axes[i] for i in step)
         return axes == (1, 0) and len(self.values.shape) == 2
 
@@ -108,7 +165,9 @@ class Operand:
         return x, scales
 
 
-def _moved(x: jax.Array, axes: _Axes) -> jax.Array:
+def _moved(x: jax.Array, axes: _Axes | _Reshape) -> jax.Array:
+    if isinstance(axes, _Reshape):
+        return axes.moved(x)
     kept = [axis for axis in axes if axis is not None]
     x = lax.squeeze(x, [i for i in range(x.ndim) if i not in kept])
     x = lax.transpose(x, [sorted(kept).index(axis) for axis in kept])
@@ -143,7 +202,7 @@ def _untransposed(value: Value) -> Operand:
     eqn = None if isinstance(value.var, Literal) else value.scope.makers.get(value.var)
     if eqn is None or eqn.primitive is not lax.transpose_p:
         return Operand(value)
-    return Operand(Value(value.scope, eqn.invars[0]).outward(), (_axes(eqn) or (),))
+    return Operand(Value(value.scope, eqn.invars[0]).outward(), (tuple(eqn.params["permutation"]),))
 
 
 def scales_since(start: Value, value: Value, depth: int = 0) -> tuple[Scale, ...] | None:
@@ -159,7 +218,7 @@ def scales_since(start: Value, value: Value, depth: int = 0) -> tuple[Scale, ...
     for this, by in _scalings(eqn, inputs):
         if (found := scales_since(start, this, depth + 1)) is not None:
             scale = Scale.of(by, eqn.primitive is lax.div_p, value)
-            return (*found, scale) if scale else None
+            return (*found, *scale.factors(value)) if scale else None
     return None
 
 
@@ -192,13 +251,12 @@ def _varying(value: Value, depth: int = 0) -> frozenset[int]:
     return frozenset().union(*(_varying(x, depth + 1) for x in inputs))
 
 
-def _axes(eqn: Any) -> _Axes | None:
+def _axes(eqn: Any) -> _Axes | _Reshape | None:
     """The axes of its operand that the axes of an equation's result are; None if it does more than move axes."""
     if eqn.primitive is lax.transpose_p:
         return tuple(eqn.params["permutation"])
     if eqn.primitive.name in _COPIES:
         return tuple(range(len(eqn.outvars[0].aval.shape)))
-    # Other primitives may add and drop axes of extent 1.
     transposes = eqn.primitive is lax.reshape_p and eqn.params["dimensions"] is not None
     symbolic = len(eqn.invars) != 1  # operands include a symbolic shape
     if transposes or symbolic or eqn.primitive not in (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p):
@@ -206,10 +264,13 @@ def _axes(eqn: Any) -> _Axes | None:
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     long = [i for i, n in enumerate(before) if n != 1]
     if [before[i] for i in long] != [n for n in after if n != 1]:
-        return None
+        return _Reshape.of(before, after) if eqn.primitive is lax.reshape_p else None
+    # It adds and drops axes of extent 1.
     rest = iter(long)
     return tuple(next(rest) if n != 1 else None for n in after)
 
 
-def _carried(varying: frozenset[int], axes: _Axes) -> frozenset[int]:
+def _carried(varying: frozenset[int], axes: _Axes | _Reshape) -> frozenset[int]:
+    if isinstance(axes, _Reshape):
+        return axes.carried(varying)
     return frozenset(i for i, axis in enumerate(axes) if axis in varying)

@@ -153,6 +153,16 @@ class Narrow:
         found += [scale.value for scale in self.after]
         return found if self.bias is None else [*found, Value(self.scope, self.bias)]
 
+    def refusal(self, precision: prec.Precision) -> str:
+        """Why a product that asks for this canonical precision stays as it is; empty if it does not."""
+        if prec.is_algorithm(precision):
+            return "an algorithm, which the product asks for, names the types that are multiplied"
+        highest = isinstance(precision, tuple) and lax.Precision.HIGHEST in precision
+        if highest and self.is_direct and not is_integer(self.operands[0].values):
+            # Composed, it would be written in 32 bits, and not in the type that the program has.
+            return "XLA computes products of 8-bit floats at 'highest'"
+        return ""
+
     def replaced(self, params: dict[str, Any], instead: Sequence[Any]) -> Any:
         """A call that multiplies in 8 bits.
 
@@ -343,8 +353,8 @@ def why_by_jnp(jaxpr: Jaxpr, eqn: Any) -> str:
     if eqn.primitive is scaled_p:
         return _PLACES
     product = Narrow(scope, (), eqn, (Operand(a), Operand(b)), scales)
-    if prec.is_algorithm(eqn.params["precision"]):
-        return "an algorithm, which the product asks for, names the types that are multiplied"
+    if why := product.refusal(eqn.params["precision"]):
+        return why
     if product.transposed is None:
         return "launches that scale multiply rows by one matrix, along one axis"
     if not product.sums_fit:

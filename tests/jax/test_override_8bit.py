@@ -22,8 +22,7 @@ from jaxgemm.products.scaled import scaled_p
 INTEGERS, FLOATS = ("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2")
 PAIRS = [*itertools.product(INTEGERS, repeat=2), *itertools.product(FLOATS, repeat=2)]
 WIDE = ("bfloat16", "float16", "float32")
-M, N, K = 6, 10, 24
-F32 = "float32"
+M, N, K, F32 = 6, 10, 24, "float32"
 NARROW = {*INTEGERS, *FLOATS}
 
 

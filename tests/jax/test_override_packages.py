@@ -62,9 +62,12 @@ def near(got, want, most=ROUNDED):
 
 
 def check(function, x, kernel, pair, *args):
-    """One product of this pair of types, near what it was and near x times the kernel."""
+    """One product of this pair of types in a launch that scales, near what it was and near x times the kernel."""
     ours = override(function)
     assert types(ours, *args) == explained(ours, *args) == [pair]
+    (product,) = jaxgemm.explain(ours, *args, platform="cuda").products
+    assert any(product.decision.problem.scales)
+    assert not product.scaled
     got, plain = jax.jit(ours)(*args), jax.jit(function)(*args)
     near(got, plain)
     want = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)

@@ -17,6 +17,7 @@ from scaled_programs import (
     INT8,
     INTEGERS,
     PLAIN,
+    K,
     M,
     N,
     after,
@@ -89,6 +90,13 @@ WRITTEN = {
         lambda s, t: rounded(s) * rounded(t),
         BOTH,
     ),
+    "after, both at once": (lambda a, b, s, t, _: dot(a, b).astype(F32) * (s * t), lambda s, t: s * t, BOTH),
+    "after, both at once, one divided": (
+        lambda a, b, s, t, _: (t / s).astype(F32) * dot(a, b),
+        lambda s, t: t / s,
+        BOTH,
+    ),
+    "after, divided by both": (lambda a, b, s, t, _: dot(a, b) / (s * t), lambda s, t: 1 / (s * t), BOTH),
     "after, then rounded": (lambda *x: after(*x).astype(BF16), lambda s, t: s * t, BOTH),
     "after, in a call": (
         lambda a, b, s, _t, _: jax.jit(lambda z: z * s)(dot(a, b).astype(F32)),
@@ -118,6 +126,26 @@ WRITTEN = {
     ),
     "more axes, one for each matrix": (
         lambda a, b, s, _t, _: (dot(halves(a), b).astype(F32) * halves(s)[:, :1]).reshape(M, N),
+        lambda s, _: np.repeat(s[::3], 3, axis=0),
+        (2, 0),
+    ),
+    "before, axes merged": (
+        lambda a, b, s, t, _: (halves(a).astype(F32) * halves(s)).reshape(M, K) @ (b.astype(F32) * t),
+        lambda s, t: s * t,
+        BOTH,
+    ),
+    "before, axes split": (
+        lambda a, b, s, t, _: (halves(a.astype(BF16) * s) @ (b.astype(F32) * t)).reshape(M, N),
+        lambda s, t: s * t,
+        BOTH,
+    ),
+    "before, axes of weights merged": (
+        lambda a, b, _s, t, _: a.astype(F32) @ (b.reshape(3, 9, N).astype(F32) * t).reshape(K, N),
+        lambda _, t: t,
+        (0, 2),
+    ),
+    "before, one scale of merged axes": (
+        lambda a, b, s, _t, _: (halves(a).astype(F32) * halves(s)[:, :1]).reshape(1, M, K)[0] @ b.astype(F32),
         lambda s, _: np.repeat(s[::3], 3, axis=0),
         (2, 0),
     ),
@@ -190,6 +218,12 @@ _ONE = "a launch takes one scale of rows, one of columns, and one of all in plac
 #: Functions; the launches, none or one with fewer scales than follow; and why jnp applies scales, as explain says.
 LEFT = {
     "both axes": (lambda a, b, s, t, _: dot(a, b).astype(F32) * (s + t), [], _ONE),
+    "both axes, of integers": (
+        lambda a, b, s, t, _: dot(a, b) * ((1e3 * s).astype("int8") * (1e3 * t).astype("int8")).astype(F32),
+        [],
+        _ONE,
+    ),
+    "both axes, rounded": (lambda a, b, s, t, _: dot(a, b) * (s * t).astype(E4M3).astype(F32), [], _ONE),
     "read elsewhere": (_read_elsewhere, [((2, 0), PLAIN)], ""),
     "read unscaled": (lambda a, b, s, _t, _: (lambda z: z * s + z.sum())(dot(a, b)), [], "read without its scales"),
     "by itself": (lambda a, b, _s, _t, _: (lambda z: z * z)(dot(a, b).astype(F32)), [], ""),
@@ -200,6 +234,11 @@ LEFT = {
     ),
     "rounded between": (lambda a, b, s, t, _: jnp.round(dot(a, b).astype(F32) * s) * t, [((2, 0), PLAIN)], ""),
     "two of rows": (lambda a, b, s, _t, _: (a.astype(F32) * s * s) @ b.astype(F32), [((2, 0), PLAIN)], _ONE),
+    "along a part of k": (
+        lambda a, b, _s, t, _: (a.reshape(M, 3, 9).astype(F32) * t[:3, None]).reshape(M, K) @ (b.astype(F32) * t),
+        [],
+        "",
+    ),
     "no scale": (lambda a, b, _s, _t, bias: jax.nn.relu(dot(a, b).astype(F32) + bias), [], ""),
     "a batch": (
         lambda a, b, s, _t, _: (
@@ -209,6 +248,11 @@ LEFT = {
         "launches that scale multiply rows by one matrix",
     ),
     "integers": (lambda a, b, _s, _t, _: dot(a, b).astype("int32") * 3, [], ""),
+    "in 16 bits, at highest": (
+        lambda a, b, _s, t, _: jnp.dot(a, b, precision="highest", preferred_element_type=BF16) * t.astype(BF16),
+        [],
+        "XLA computes products of 8-bit floats at 'highest'",
+    ),
     "an algorithm": (
         lambda a, b, s, _t, _: jnp.dot(a, b, precision="F32_F32_F32", preferred_element_type=F32) * s,
         [],

@@ -1,5 +1,7 @@
 """Launches that scale, under override: mapped, differentiated, kept, over several devices, and by name."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,7 @@ from scaled_programs import (
 )
 
 import jaxgemm
-from jaxgemm.override import override
+from jaxgemm.override import _memo, override
 
 BOTH = (2, 2)
 
@@ -166,6 +168,36 @@ def test_types_stay_weak(rng):
     def function(a, b):
         return lax.convert_element_type_p.bind(dot(a, b), new_dtype=jnp.dtype(F32), weak_type=True, sharding=None) * 2.0
 
-    got, want = (jax.make_jaxpr(f)(a, b).out_avals for f in (override(function), function))
-    assert got == want
-    assert want[0].weak_type
+    with jax.enable_x64(False):  # or the number would make it float64
+        assert len(launches(override(function), a, b)) == 1
+        assert jax.eval_shape(function, a, b).weak_type
+        assert jax.eval_shape(override(function), a, b).weak_type
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(rng):
+    """Sums of integers are exact there, too."""
+    a, b, s, t, bias = operands(rng)
+
+    @override
+    def program(a, b, s, t, bias):
+        before = (a.astype(BF16) * s.astype(F32)) @ (b.T.astype(F32) * t[:, None]).T
+        return before, after(a, b.T.T, s, t), jax.nn.silu(after(a.reshape(2, 3, K), b, s[0, 0], t) + bias)
+
+    z = exact(a) @ exact(b) * exact(t)
+    each = exact(s[0, 0]) * z + exact(bias)
+    want = exact(s) * z, exact(s) * z, (each / (1 + np.exp(-each))).reshape(2, 3, N)
+    assert len(launches(program, a, b, s, t, bias)) == 3
+    for got, expected in zip(jax.jit(program)(a, b, s, t, bias), want, strict=True):
+        assert error(got, expected) <= 2.0**-20
+
+
+def test_memory_is_given_back(rng):
+    """What is kept of a jaxpr does not keep the jaxpr."""
+    args = operands(rng)
+    gc.collect()
+    before = len(_memo)
+    for i in range(30):
+        override(lambda *x, i=i: jnp.tanh(after(*x) * i + x[4]))(*args)
+    gc.collect()
+    assert len(_memo) <= before + 8  # JAX's own caches hold a few

@@ -198,12 +198,14 @@ def _fuse(jaxpr: Jaxpr, routing: Routing) -> tuple[dict[int, Any], set[int]]:
     taken: set[int] = set()
     if routing.kernel == "xla":
         return fused, taken
-    values = Values(jaxpr)
+    values, dropped, read = Values(jaxpr), set[Any](), set[Any]()
     for product in narrow_products(jaxpr, values):
         for form in product.forms:
-            if not taken & {*form.eqns} and (call := _narrow(form, routing)):
+            drops = {v for i in form.eqns[:-1] for v in jaxpr.eqns[i].outvars}
+            call = None if taken & {*form.eqns} or drops & read else _narrow(form, routing)
+            if call and dropped.isdisjoint(call.invars):  # it may read what is on the way to another product's operand
                 fused[form.eqns[-1]] = call
-                taken |= {*form.eqns}
+                taken, dropped, read = taken | {*form.eqns}, dropped | drops, read | {*call.invars}
     # A kernel by name may have no gated form, or not on several devices.
     for pair in values.pairs() if routing.kernel == "auto" else ():
         eqn, last = jaxpr.eqns[pair.eqns[0]], jaxpr.eqns[pair.eqns[-1]]

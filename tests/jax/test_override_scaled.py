@@ -28,6 +28,7 @@ from scaled_programs import (
     launches,
     operands,
     same,
+    values,
 )
 
 import jaxgemm
@@ -303,3 +304,14 @@ def test_derivatives_are_those_of_the_program(name, dtype, rng):
         for got, expected in zip(found, want, strict=True):
             eps = float(jnp.finfo(expected.dtype).eps)
             same(got, expected, max(rounding, eps))
+
+
+def test_scales_that_are_products(rng):
+    """What one product's launch takes up may be what another's reads."""
+    a, b, p, q = (values(rng, shape, E4M3) for shape in ((M, 1), (1, N), (M, K), (K, 1)))
+
+    def function(a, b, p, q):
+        return (a.astype(F32) * dot(p, q).astype(BF16).astype(F32)) @ b.astype(F32) + dot(p, q) * dot(a, b)
+
+    want = jax.jit(function)(a, b, p, q)
+    same(jax.jit(override(function))(a, b, p, q), want, 2.0**-7)

@@ -37,6 +37,7 @@ from jaxgemm.epilogue import Epilogue
 from jaxgemm.problem import DimensionNumbers
 from jaxgemm.products.arguments import weakly_typed
 from jaxgemm.products.dense import bind, gemm_p
+from jaxgemm.products.kind import KINDS
 from jaxgemm.products.scaled import bind_scaled, scaled_p
 from jaxgemm.products.scales import most_terms, scaled
 from jaxgemm.rewriting.dequantised import FLOATS, WIDE, Operand, Scale, is_integer, operand, scales_since
@@ -363,10 +364,14 @@ def why_by_jnp(jaxpr: Jaxpr, eqn: Any) -> str:
         return _PLACES
     if not alone:
         return "the product is read without its scales, too"
-    return "jaxgemm.gemm takes them, and so does jaxgemm.override where shardings are not part of types"
+    return _TAKEN
 
 
 _PLACES = "a launch takes one scale of rows, one of columns, and one of all in place of either"
+_TAKEN = (
+    "a launch takes them as jaxgemm.gemm's a_scale and b_scale, without a c, with a number as alpha and with one "
+    "b_scale for all rows; so does jaxgemm.override where shardings are not part of types"
+)
 
 
 def _scales_next(start: Value, values: Values) -> tuple[tuple[Scale, ...], bool]:
@@ -378,6 +383,16 @@ def _scales_next(start: Value, values: Values) -> tuple[tuple[Scale, ...], bool]
         if found == ():
             found, later = _scales_next(Value(start.scope, eqn.outvars[0]), values)
             alone = alone and later
-        if found and not any(start.var in scale.value.sources() for scale in found):
+        if found and not any(start.var in x.value.sources() or _of_product(x.value, start) for x in found):
             return found, alone
     return (), True
+
+
+def _of_product(value: Value, start: Value) -> bool:
+    """Whether a factor of ``start`` is another product, or made of one by elements, as in a gated pair: no scale."""
+    made = [v for v in value.sources() if v.aval.shape == start.shape]
+    for eqn in filter(None, map(start.scope.makers.get, made)):
+        if eqn.primitive in KINDS or eqn.primitive is lax.dot_general_p:
+            return True
+        made += [v for v in eqn.invars if v.aval.shape == start.shape and not isinstance(v, Literal) and v not in made]
+    return False

@@ -194,6 +194,7 @@ def test_explain_of_floats():
         assert [p.operands.split(" x ")[1][:11] for p in found] == ["float8_e5m2", "float8_e4m3"]
         for which, product in zip(("gate", "up"), found, strict=True):
             assert product.gated == f"{which}, of two products composed in jnp: {why}"
+            assert not product.scaled  # the other product is no scale
     lowered = jax.jit(gated_gemm).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     assert lowered.count("custom_call @jaxgemm_gemm") == 2
 
@@ -230,6 +231,7 @@ def test_explain_of_scales(names):
     for product, own in zip(found, ("gate_scale", "up_scale"), strict=True):
         a_scale = "x_scale" in given or own not in given
         assert (" a_scale" in str(product), " b_scale" in str(product)) == (a_scale, own in given)
+        assert not product.scaled  # the other product is no scale
 
 
 @pytest.mark.parametrize("types", [("int8", *FP8), ("float8_e5m2", "int8", "uint8"), ("uint8", "int8", "float8_e5m2")])

@@ -311,6 +311,27 @@ def test_what_explain_says_of_scales():
     assert "scales     applied by jnp: no kernel for cpu has a form for scales (no-scaled-form)" in composed
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda a, b, s, t, c: jaxgemm.gemm(a, b, c, a_scale=s, b_scale=t),
+        lambda a, b, s, t, c: jaxgemm.gemm(a, b, alpha=c[0, 0], a_scale=s, b_scale=t),
+        lambda a, b, s, t, c: jaxgemm.gemm(jnp.stack([a, a]), b, a_scale=s, b_scale=jnp.stack([t, t + 1])),
+        lambda a, b, s, t, _: jaxgemm.gemm(a, b, out_dtype="int32").astype("float32") * s * t,
+    ],
+    ids=["c", "alpha", "b_scale", "after"],
+)
+def test_what_explain_says_of_scales_outside_of_a_launch(program):
+    """It holds for who gave scales to ``gemm``, and for who did not."""
+    shapes = ((16, 8), (8, 16), (16, 1), (1, 16), (16, 16))
+    args = [jax.ShapeDtypeStruct(s, t) for s, t in zip(shapes, ("int8",) * 2 + ("float32",) * 3, strict=True)]
+    (found,) = jaxgemm.explain(program, *args, platform="cuda").products
+    assert found.scaled.startswith(
+        "applied by jnp: a launch takes them as jaxgemm.gemm's a_scale and b_scale, without a c, with a number as "
+        "alpha and with one b_scale for all rows"
+    )
+
+
 def test_few_rows_are_split_along_k():
     """On a GPU that would be idle otherwise: the kernel that adds the pieces up applies the scales."""
     a, b = (jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in ((16, 16384), (16384, 1024)))

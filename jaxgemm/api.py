@@ -34,7 +34,7 @@ from jaxgemm.products.arguments import (
 )
 from jaxgemm.products.dense import bind
 from jaxgemm.products.scaled import bind_scaled, is_matrix_product
-from jaxgemm.products.scales import scaled, scaled_result, scales_of
+from jaxgemm.products.scales import check_types, scaled, scaled_result, scales_of
 
 
 def gemm(
@@ -96,14 +96,17 @@ def gemm(
         UnsupportedError: a kernel asked for by name cannot run this. Raised while the program is lowered.
     """
     operands = as_array("a", a), as_array("b", b)
+    given = {"a_scale": a_scale, "b_scale": b_scale}
+    first = next((name for name, scale in given.items() if scale is not None), "")
+    if first and not any(x.weak_type for x in operands):  # before jnp's error where it promotes both to no type
+        check_types(f"gemm: {first}", operands[0].dtype, operands[1].dtype)
     a, b, weak = promoted_pair(*operands, apart=True)
     shape_a, shape_b = a.shape, b.shape  # a tracer works its shape out each time, so once
     _check_matrices(shape_a, shape_b, transpose_a, transpose_b)
     weak = weak and out_dtype is None and all(map(gives_way, (c, alpha, beta, bias)))
     options = option_pairs(kernel, kernel_options)
     dtype = a.dtype
-    given = {"a_scale": a_scale, "b_scale": b_scale}
-    out, sums, accumulator = _types(out_dtype, dtype, scaled=any(scale is not None for scale in given.values()))
+    out, sums, accumulator = _types(out_dtype, dtype, scaled=bool(first))
     batch, dims, order = _matmul_dims(shape_a[:-2], shape_b[:-2], bool(transpose_a), bool(transpose_b))
     shape = (*batch.shape, shape_a[-1 if transpose_a else -2], shape_b[-2 if transpose_b else -1])
 

@@ -43,7 +43,7 @@ def check(layer: Any, given: Sequence[str], promote_dtype: Callable[..., Any]) -
     if layer.quantize is None:
         return
     name = type(layer).__name__
-    if layer.quantize not in TYPES:
+    if layer.quantize not in [*TYPES]:  # which is no error for what has no hash
         raise ValueError(f"{name}: quantize must be one of {', '.join(TYPES)} or None, got {layer.quantize!r}")
     if given:
         raise ValueError(f"{name}: quantize={layer.quantize!r} needs our product, but {given[0]} replaces it")

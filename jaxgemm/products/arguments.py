@@ -166,13 +166,16 @@ def as_array(name: str, value: ArrayLike) -> jax.Array:
         return value
     try:
         return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name}: expected an array, got {type(value).__name__}: {error}") from None
 
 
 def canonical_dtype(given: DTypeLike) -> np.dtype:
     """The type, with 64 bits narrowed to 32 where ``jax_enable_x64`` is off, as JAX narrows arrays."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(given))
+    try:
+        return np.dtype(jax.dtypes.canonicalize_dtype(given))
+    except TypeError:
+        raise TypeError(f"out_dtype or preferred_element_type: expected an element type, got {given!r}") from None
 
 
 def asked_dtype(given: DTypeLike | None, default: np.dtype) -> np.dtype:

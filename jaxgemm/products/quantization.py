@@ -74,7 +74,7 @@ def quantize(x: ArrayLike, dtype: DTypeLike, scaling: str = "tensor") -> tuple[j
 
 def _type_of(dtype: DTypeLike) -> np.dtype:
     try:
-        kind = np.dtype(jnp.dtype(dtype))
+        kind = None if dtype is None else np.dtype(jnp.dtype(dtype))
     except TypeError:  # a name that nobody knows
         kind = None
     if kind is None or kind.name not in TYPES:

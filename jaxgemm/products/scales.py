@@ -40,11 +40,7 @@ def scales_of(
     named = {name: _as_scale(says[name], value) for name, value in given.items() if value is not None}
     if not named:
         return {}
-    lhs, rhs = operands
-    if not all(map(dtypes.is_8bit, operands)):
-        raise TypeError(f"{says[next(iter(named))]} is for operands of 8 bits, got {lhs} and {rhs}")
-    if lhs != rhs and not dtypes.stay_apart(lhs, rhs):
-        raise TypeError(f"{says[next(iter(named))]} is for two integers or two floats of 8 bits, got {lhs} and {rhs}")
+    check_types(says[next(iter(named))], *operands)
     _check_sums(function, operands, k)
     for name, x in named.items():
         if x.dtype != np.float32:
@@ -56,6 +52,14 @@ def scales_of(
             )
     rank = len(shape)
     return {name: x if x.ndim == 0 else jnp.reshape(x, (1,) * (rank - x.ndim) + x.shape) for name, x in named.items()}
+
+
+def check_types(scale: str, lhs: np.dtype, rhs: np.dtype) -> None:
+    """TypeError, which calls a scale of theirs ``scale``, for operands of these types, which have none."""
+    if not (dtypes.is_8bit(lhs) and dtypes.is_8bit(rhs)):
+        raise TypeError(f"{scale} is for operands of 8 bits, got {lhs} and {rhs}")
+    if lhs != rhs and not dtypes.stay_apart(lhs, rhs):
+        raise TypeError(f"{scale} is for two integers or two floats of 8 bits, got {lhs} and {rhs}")
 
 
 def _as_scale(name: str, value: ArrayLike) -> jax.Array:
@@ -97,8 +101,12 @@ def _check_sums(function: str, operands: Sequence[np.dtype], k: int) -> None:
 
 
 def scaled_result(given: DTypeLike | None, function: str = "gemm") -> np.dtype:
-    """The type of a scaled product, by default float32; TypeError if it is no floating-point type."""
-    return float_result(f"{function}: out_dtype of a scaled product", given, np.dtype(np.float32))
+    """The type of a scaled product, by default float32; TypeError if it is no floating-point type of 8 bits or more."""
+    called = f"{function}: out_dtype of a scaled product"
+    out = float_result(called, given, np.dtype(np.float32))
+    if jnp.finfo(out).bits < 8:
+        raise TypeError(f"{called} must have 8 bits or more, got {out.name}")
+    return out
 
 
 def scaled(product: jax.Array, scales: Iterable[jax.Array], dtype: np.dtype) -> jax.Array:

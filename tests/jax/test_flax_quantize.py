@@ -135,6 +135,8 @@ def test_refused():
     rngs = nnx.Rngs(0)
     with pytest.raises(ValueError, match="Linear: quantize must be one of int8, fp8 or None, got 'int4'"):
         ours_nnx.Linear(4, 4, quantize="int4", rngs=rngs)
+    with pytest.raises(ValueError, match=r"Linear: quantize must be one of int8, fp8 or None, got \[\]"):
+        ours_nnx.Linear(4, 4, quantize=[], rngs=rngs)
     with pytest.raises(ValueError, match="quantize='fp8' needs our product, but dot_general replaces it"):
         ours_nnx.Linear(4, 4, quantize="fp8", dot_general=lambda *_, **__: None, rngs=rngs)
     with pytest.raises(ValueError, match="quantize='int8' is for layers without batch axes"):

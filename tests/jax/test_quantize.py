@@ -139,6 +139,8 @@ def test_what_is_refused():
         jaxgemm.quantize(array(np.ones((3, 4)), "int32"), "int8")
     with pytest.raises(ValueError, match="dtype must be one of int8, float8_e4m3fn, float8_e5m2, got uint8"):
         jaxgemm.quantize(x, "uint8")
+    with pytest.raises(ValueError, match="dtype must be one of int8, float8_e4m3fn, float8_e5m2, got None"):
+        jaxgemm.quantize(x, None)
     with pytest.raises(ValueError, match="scaling must be one of tensor, row, column, got 'block'"):
         jaxgemm.quantize(x, "int8", "block")
     with pytest.raises(ValueError, match=r"scaling 'row' is for shapes \(..., m, n\), got \(4,\)"):

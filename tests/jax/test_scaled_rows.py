@@ -228,6 +228,15 @@ def test_types_are_those_that_were_given(rng):
     for other in ("bfloat16", "bool", "float8_e4m3b11fnuz"):
         with pytest.raises(TypeError, match=f"is for operands of 8 bits, got int8 and {other}"):
             jaxgemm.gemm(a, b.astype(other), a_scale=0.5)
+    # Nor does it matter whether jnp promotes them at all.
+    for lhs, rhs in (("bfloat16", "float8_e4m3fn"), ("int4", "int8"), ("float8_e4m3fn", "float8_e4m3b11fnuz")):
+        for x, y in ((lhs, rhs), (rhs, lhs)):
+            with pytest.raises(TypeError, match=f"gemm: b_scale is for operands of 8 bits, got {x} and {y}"):
+                jax.eval_shape(lambda a, b: jaxgemm.gemm(a, b, b_scale=0.5), a.astype(x), b.astype(y))
+    with jax.numpy_dtype_promotion("strict"):
+        for x, says in (("bfloat16", "operands"), ("float8_e5m2", "two integers or two floats")):
+            with pytest.raises(TypeError, match=f"gemm: a_scale is for {says} of 8 bits, got {x} and int8"):
+                jaxgemm.gemm(a.astype(x), b, a_scale=0.5)
     check(jaxgemm.gemm(lax.full((M, K), 2), b, a_scale=0.5), exact(np.ones((M, K)), b))
 
 

@@ -154,6 +154,25 @@ def test_results_of_integers_are_refused():
         jaxgemm.gemm(x, x, a_scale=array(1, "float32"), out_dtype="int32")
 
 
+def test_results_of_no_type_are_refused():
+    x = array(np.ones((4, 4)), "int8")
+    with pytest.raises(TypeError, match="out_dtype or preferred_element_type: expected an element type, got 'fp32'"):
+        jaxgemm.gemm(x, x, a_scale=0.5, out_dtype="fp32")
+
+
+def test_results_below_8_bits_are_refused():
+    x = array(np.ones((4, 4)), "int8")
+    for product in (partial(jaxgemm.gemm, x, x, a_scale=0.5), partial(jaxgemm.gated_gemm, x, x, x, x_scale=0.5)):
+        with pytest.raises(TypeError, match="out_dtype of a scaled product must have 8 bits or more, got float4"):
+            product(out_dtype="float4_e2m1fn")
+
+
+def test_numbers_that_jax_cannot_hold():
+    x = array(np.ones((4, 4)), "int8")
+    with jax.enable_x64(False), pytest.raises(TypeError, match="gemm: a_scale: expected an array, got int: "):
+        jaxgemm.gemm(x, x, a_scale=2**40)
+
+
 @pytest.mark.parametrize(
     ("types", "most"), [(("int8", "int8"), 131_071), (("uint8", "uint8"), 33_025), (("int8", "uint8"), 65_793)]
 )
@@ -316,7 +335,7 @@ def test_what_explain_says_of_scales():
     [
         lambda a, b, s, t, c: jaxgemm.gemm(a, b, c, a_scale=s, b_scale=t),
         lambda a, b, s, t, c: jaxgemm.gemm(a, b, alpha=c[0, 0], a_scale=s, b_scale=t),
-        lambda a, b, s, t, c: jaxgemm.gemm(jnp.stack([a, a]), b, a_scale=s, b_scale=jnp.stack([t, t + 1])),
+        lambda a, b, s, t, _: jaxgemm.gemm(jnp.stack([a, a]), b, a_scale=s, b_scale=jnp.stack([t, t + 1])),
         lambda a, b, s, t, _: jaxgemm.gemm(a, b, out_dtype="int32").astype("float32") * s * t,
     ],
     ids=["c", "alpha", "b_scale", "after"],

@@ -99,7 +99,7 @@ def check(kernel: Kernel, config: tuple[int, ...], problem: Problem, device: Dev
         return f"kernel '{kernel.name}' runs on {kernel.platform}, the program is for {device.platform}", 0
     if any(name not in ELEMENT_TYPES for name in problem.dtypes):
         a, b, d = problem.dtypes[:3]
-        supported = ", ".join(f"{t[0]} x {t[1]} -> {t[2]}" for t in kernel.types)
+        supported = ", ".join(dict.fromkeys(f"{t[0]} x {t[1]} -> {t[2]}" for t in kernel.types))
         return f"kernel '{kernel.name}' got {a} x {b} -> {d}; it supports {supported}", 0
     reason, workspace = ffi.check(_call(kernel, config, problem), device.arch)
     return reason, workspace

@@ -352,7 +352,10 @@ def why_by_jnp(jaxpr: Jaxpr, eqn: Any) -> str:
     if not scales:
         return ""
     if eqn.primitive is scaled_p:
-        return _PLACES
+        rows, columns = (not given for given in eqn.params["scales"])  # places that are left
+        last, varying = len(out.shape) - 1, [x.varying for x in scales]
+        fit = (columns and x == {last} if last in x else rows or (columns and not x) for x in varying)
+        return _TAKEN if all(fit) else _PLACES
     product = Narrow(scope, (), eqn, (Operand(a), Operand(b)), scales)
     if why := product.refusal(eqn.params["precision"]):
         return why
@@ -362,9 +365,7 @@ def why_by_jnp(jaxpr: Jaxpr, eqn: Any) -> str:
         return "sums may pass what int32 holds"
     if None in product.places:
         return _PLACES
-    if not alone:
-        return "the product is read without its scales, too"
-    return _TAKEN
+    return _TAKEN if alone else "the product is read without its scales, too"
 
 
 _PLACES = "a launch takes one scale of rows, one of columns, and one of all in place of either"

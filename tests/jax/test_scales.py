@@ -337,8 +337,10 @@ def test_what_explain_says_of_scales():
         lambda a, b, s, t, c: jaxgemm.gemm(a, b, alpha=c[0, 0], a_scale=s, b_scale=t),
         lambda a, b, s, t, _: jaxgemm.gemm(jnp.stack([a, a]), b, a_scale=s, b_scale=jnp.stack([t, t + 1])),
         lambda a, b, s, t, _: jaxgemm.gemm(a, b, out_dtype="int32").astype("float32") * s * t,
+        lambda a, b, s, _t, _: jaxgemm.gemm(a, b, a_scale=s) / 2,
+        lambda a, b, s, t, _: jaxgemm.gemm(a, b, a_scale=s) * t,
     ],
-    ids=["c", "alpha", "b_scale", "after"],
+    ids=["c", "alpha", "b_scale", "after", "a number after", "b_scale after"],
 )
 def test_what_explain_says_of_scales_outside_of_a_launch(program):
     """It holds for who gave scales to ``gemm``, and for who did not."""
@@ -351,6 +353,17 @@ def test_what_explain_says_of_scales_outside_of_a_launch(program):
     )
 
 
+def test_what_explain_says_of_more_scales_than_a_launch_takes():
+    a, s, t = (jax.ShapeDtypeStruct(*x) for x in (((8, 8), "int8"), ((8, 1), "float32"), ((1, 8), "float32")))
+    for program in (
+        lambda a, s, t: jaxgemm.gemm(a, a, a_scale=s, b_scale=t) / 2,
+        lambda a, s, t: jaxgemm.gemm(a, a, a_scale=s) * (s + t),
+        lambda a, _, t: jaxgemm.gemm(a, a, b_scale=t) * t,
+    ):
+        (found,) = jaxgemm.explain(program, a, s, t, platform="cuda").products
+        assert found.scaled.startswith("applied by jnp: a launch takes one scale of rows, one of columns, and one of")
+
+
 def test_few_rows_are_split_along_k():
     """On a GPU that would be idle otherwise: the kernel that adds the pieces up applies the scales."""
     a, b = (jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in ((16, 16384), (16384, 1024)))
@@ -359,3 +372,10 @@ def test_few_rows_are_split_along_k():
     (found,) = jaxgemm.explain(program, a, b, scale, platform="cuda").products
     choice = found.decision.choice
     assert dict(zip(choice.kernel.options, choice.config, strict=True))["split_k"] > 1
+
+
+def test_what_a_kernel_multiplies_is_said_once():
+    x = jax.ShapeDtypeStruct((8, 8), "int16")
+    with pytest.raises(jaxgemm.UnsupportedError) as error:
+        jaxgemm.explain(x, x, kernel="sm90", platform="cuda")
+    assert str(error.value).count("float32 x float32 -> float32") == 1

@@ -81,7 +81,7 @@ class Value:
         while not isinstance(value.var, Literal) and (eqn := value.scope.makers.get(value.var)) is not None:
             if value.var is until and value.scope.outer is None:
                 break
-            if eqn.primitive.name not in BODY:
+            if not _is_transparent(eqn):
                 return value, eqn
             body = value.scope.body(eqn)
             value = Value(body, body.jaxpr.outvars[eqn.outvars.index(value.var)]).outward()
@@ -124,6 +124,17 @@ class Value:
             return True
         program, operands = self.program()
         return _is_cheap(program.jaxpr) and all(x.is_cheap() for x in operands)
+
+
+def _is_transparent(eqn: Any) -> bool:
+    """Whether an equation is a call whose body can be looked into.
+
+    A ``jit`` that says where its operands or results lie does more than its body.
+    """
+    if eqn.primitive.name not in BODY:
+        return False
+    placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return not any(isinstance(x, jax.sharding.Sharding) for x in placed)
 
 
 def _is_cheap(jaxpr: Jaxpr) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from arrays import array
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh, put
 from scaled_programs import (
@@ -114,6 +115,31 @@ def test_over_several_devices(specs, pair, rng):
         assert "all-gather" not in compiled.as_text()
         gradients = [jax.jit(jax.grad(lambda *x, f=f: f(*x).sum(), (2, 3, 4))) for f in (override(function), function)]
         same(*(gradient(*placed) for gradient in gradients))
+
+
+def test_where_a_call_says_that_its_results_lie(rng):
+    """A jit that was given shardings stays, around the scale of a result and around a dequantisation."""
+    on = mesh()
+    rows = NamedSharding(on, P("x", None))
+    a, b, s = values(rng, (16, 32)), values(rng, (32, 24)), scale(rng, (16, 1))
+
+    def behind(a, b, s):
+        return jax.jit(lambda z: z * s, out_shardings=rows)(dot(a, b).astype(F32))
+
+    def before(a, b, s):
+        return jax.jit(lambda a, s: a.astype(F32) * s, out_shardings=rows)(a, s) @ b.astype(F32)
+
+    def given(a, b, s):
+        return jax.jit(lambda z, s: z * s, in_shardings=(rows, rows))(dot(a, b).astype(F32), s)
+
+    z = exact(a) @ exact(b) * exact(s)
+    for function in (behind, before, given):
+        assert launches(override(function), a, b, s) == []
+        assert error(jax.jit(override(function))(a, b, s), z) <= 1e-5
+    assert override(behind)(a, b, s).sharding == rows
+    assert launches(override(lambda a, b, s: jax.jit(lambda z: z * s)(dot(a, b).astype(F32))), a, b, s) == [
+        ((2, 0), PLAIN)
+    ]
 
 
 def test_by_a_kernel_that_is_named(rng):

@@ -275,7 +275,7 @@ def narrow_products(jaxpr: Jaxpr, values: Values) -> Iterator[Narrow]:
 def _followed(product: Narrow, values: Values) -> Narrow:
     """The product with all that one launch can do after it."""
     if not product.sums_fit:
-        return product.alone
+        return product
     while (at := values.reader(product.scope.jaxpr.eqns[product.eqns[-1]].outvars[0])) is not None:
         longer = _scaled_by(product, at)
         if longer is None or None in longer.places:
@@ -344,11 +344,12 @@ def _is_narrow_product(product: Narrow) -> bool:
 
 def why_by_jnp(jaxpr: Jaxpr, eqn: Any) -> str:
     """Why jnp applies scales to what a product of jaxgemm's makes of 8 bits; empty if it applies none right after."""
+    narrow = eqn.primitive in (gemm_p, scaled_p) and all(dtypes.is_8bit(v.aval.dtype) for v in eqn.invars[:2])
+    if not narrow or not eqn.params["epilogue"].is_scaling:
+        return ""
     scope = Scope.of(jaxpr)
     a, b, out = (Value(scope, v) for v in (*eqn.invars[:2], eqn.outvars[0]))
-    if eqn.primitive not in (gemm_p, scaled_p) or not (dtypes.is_8bit(a.dtype) and dtypes.is_8bit(b.dtype)):
-        return ""
-    scales, alone = _scales_next(out, Values(jaxpr)) if eqn.params["epilogue"].is_scaling else ((), True)
+    scales, alone = _scales_next(out, Values(jaxpr))
     if not scales:
         return ""
     if eqn.primitive is scaled_p:

@@ -13,6 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from meshes import mesh, put
+from scaled import scale, values
+from scaled_programs import error, exact, same
 
 import jaxgemm
 from jaxgemm.override import _memo, override
@@ -26,30 +28,10 @@ M, N, K, F32 = 6, 10, 24, "float32"
 NARROW = {*INTEGERS, *FLOATS}
 
 
-def values(rng, shape, dtype="int8"):
-    if dtype in INTEGERS:
-        info = np.iinfo(dtype)
-        return array(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
-    return array(rng.standard_normal(shape), dtype)
-
-
-def scale(rng, shape, dtype=F32):
-    return array(rng.uniform(0.01, 0.1, shape), dtype)
-
-
 def types(function, *args):
     """The operands' types of jaxgemm's products in the function's jaxpr."""
     found = [eqn for eqn in equations(function, *args) if eqn.primitive in (gemm_p, scaled_p)]
     return [tuple(v.aval.dtype.name for v in eqn.invars[:2]) for eqn in found]
-
-
-def exact(x):
-    return np.asarray(x, np.float64)
-
-
-def error(got, want):
-    """The largest error, of the largest element."""
-    return abs(exact(got) - want).max() / abs(want).max()
 
 
 def together(*functions):
@@ -59,11 +41,6 @@ def together(*functions):
 
 def loss(function):
     return lambda *args: (function(*args).astype(jnp.float32) * jnp.cos(jnp.arange(N))).sum()
-
-
-def same(got, want, rounding=1e-5):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(exact(a), exact(b), rtol=rounding, atol=rounding * abs(exact(b)).max())
 
 
 @pytest.mark.parametrize("wide", WIDE)

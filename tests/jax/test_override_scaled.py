@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from meshes import mesh
+from scaled import values
 from scaled_programs import (
     BF16,
     E4M3,
@@ -28,7 +29,6 @@ from scaled_programs import (
     launches,
     operands,
     same,
-    values,
 )
 
 import jaxgemm

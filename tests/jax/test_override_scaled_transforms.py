@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh, put
+from scaled import scale, values
 from scaled_programs import (
     BF16,
     E4M3,
@@ -28,8 +29,6 @@ from scaled_programs import (
     launches,
     operands,
     same,
-    scale,
-    values,
 )
 
 import jaxgemm

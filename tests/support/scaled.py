@@ -10,7 +10,7 @@ from arrays import array
 from oracle import sum_eps
 
 
-def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.Array:
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "int8") -> jax.Array:
     """Integers of all values, or floats of 8 bits."""
     if dtype.endswith("int8"):
         info = np.iinfo(dtype)
@@ -18,8 +18,8 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.
     return array(rng.standard_normal(shape), dtype)
 
 
-def scale(rng: np.random.Generator, shape: tuple[int, ...]) -> jax.Array:
-    return array(rng.uniform(0.01, 0.1, shape), np.float32)
+def scale(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = "float32") -> jax.Array:
+    return array(rng.uniform(0.01, 0.1, shape), dtype)
 
 
 def exact(a: Any, b: Any, a_scale: Any = 1.0, b_scale: Any = 1.0) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 from arrays import array
 from jax import lax
 from jaxprs import equations
+from scaled import scale, values
 
 from jaxgemm.epilogue import Epilogue
 from jaxgemm.products.dense import gemm_p
@@ -17,17 +18,6 @@ INT8, E4M3, E5M2, BF16, F32 = "int8", "float8_e4m3fn", "float8_e5m2", "bfloat16"
 M, N, K = 6, 10, 27
 INTEGERS = (INT8, "uint8")
 PLAIN = Epilogue()
-
-
-def values(rng, shape, dtype=INT8):
-    if dtype in INTEGERS:
-        info = np.iinfo(dtype)
-        return array(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
-    return array(rng.standard_normal(shape), dtype)
-
-
-def scale(rng, shape, dtype=F32):
-    return array(rng.uniform(0.01, 0.1, shape), dtype)
 
 
 def operands(rng, pair=(INT8, INT8)):
@@ -53,6 +43,7 @@ def exact(x):
 
 
 def error(got, want):
+    """The largest error, of the largest element."""
     return abs(exact(got) - want).max() / abs(want).max()
 
 

@@ -8,6 +8,7 @@ passed, and for which sources: a digest that no longer matches means that they h
     python tests/gpu_record.py --digest     print the digest of the sources
     python tests/gpu_record.py -n 1         the suite in one process
     python tests/gpu_record.py --part 1/2   half of it; --part 2/2 then makes the record whole
+    python tests/gpu_record.py --failed     the tests that failed, once more: after a test was mended, not the sources
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ SCHEMA = {
 VERSIONS = ("python", "jax", "jaxlib", "jaxgemm", "cuda")
 #: The parts of a suite that a record holds, where it does not hold all of them yet.
 PARTS = "parts"
+#: The tests that failed, and those that were run once more: a failure that comes and goes is not to be hidden so.
+FAILURES, AGAIN = "failures", "again"
 #: What it holds of random products, in a list named "fuzz", once there is any: a run each, with its own digest.
 FUZZ = {
     "device": str,
@@ -198,13 +201,40 @@ def joined(record: dict[str, Any], now: Part, before: Path) -> dict[str, Any]:
         same = all(held[key] == record[key] for key in ("device", "versions", "digest"))
         counts = {part(x).count for x in held[PARTS]}
         if same and counts == {now.count} and str(now) not in held[PARTS]:
-            for key in ("passed", "failed", "skipped"):
-                record[key] += held[key]
-            record["seconds"] = round(record["seconds"] + held["seconds"], 1)
+            record = _sum(held, record)
             record[PARTS] = sorted([*held[PARTS], str(now)])
     if len(record[PARTS]) == now.count:
         del record[PARTS]
     return record
+
+
+def rerun(record: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run, with the failures of ``before`` run once more."""
+    counted = {**before, "failed": 0, FAILURES: [], AGAIN: [*before.get(AGAIN, []), *before[FAILURES]]}
+    parts = {PARTS: before[PARTS]} if PARTS in before else {}
+    return {**_sum(counted, record), **parts}
+
+
+def _sum(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """The record ``b``, and what ``a`` counts as well."""
+    total = dict(b)
+    for key in ("passed", "failed", "skipped", "seconds"):
+        total[key] = round(a[key] + b[key], 1)
+    for key in (FAILURES, AGAIN):
+        total.pop(key, None)
+        if names := sorted({*a.get(key, []), *b.get(key, [])}):
+            total[key] = names
+    return total
+
+
+def to_run_again(file: Path) -> dict[str, Any]:
+    """The record there, of failures and of these sources; ValueError says what it is instead."""
+    held: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if not held.get(FAILURES):
+        raise ValueError(f"{file} names no tests that failed")
+    if held["digest"] != digest():
+        raise ValueError(f"{file} is of other sources; {RENEW}")
+    return held
 
 
 class Counter:
@@ -224,9 +254,12 @@ class Counter:
         if report.failed:
             self.outcomes[report.nodeid] = "failed"
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, Any]:
+        """How many tests passed, failed and were skipped, and the names of those that failed, if any did."""
         found = collections.Counter(self.outcomes.values())
-        return {key: found[key] for key in ("passed", "failed", "skipped")}
+        failures = sorted(name for name, outcome in self.outcomes.items() if outcome == "failed")
+        named = {FAILURES: failures} if failures else {}
+        return {**{key: found[key] for key in ("passed", "failed", "skipped")}, **named}
 
 
 def _driver() -> str:
@@ -269,7 +302,10 @@ def main(arguments: list[str]) -> int:
     processes = min(8, os.cpu_count() or 1)
     parser.add_argument("-n", type=int, default=processes, metavar="COUNT", help=f"of processes; here {processes}")
     parser.add_argument("--part", type=part, help="of the suite, as 1/2, added to the other parts in the record")
+    parser.add_argument("--failed", action="store_true", help="run those tests alone that failed in the record")
     given = parser.parse_args(arguments)
+    if given.failed and given.part:
+        parser.error("--failed runs what failed in any part")
     if given.digest:
         print(digest())
         return 0
@@ -277,6 +313,11 @@ def main(arguments: list[str]) -> int:
         wrong = add_fuzz(given.output, given.fuzz)
         print(f"gpu_record: {wrong or f'{len(given.fuzz)} runs of random products are in {given.output}'}")
         return 2 if wrong else 0
+    return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    """Run the tests and write the record; the exit status is pytest's, or 2 where there is nothing to run."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the tests run in several processes
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
     import jax
@@ -284,13 +325,18 @@ def main(arguments: list[str]) -> int:
 
     try:
         jax.devices("cuda")
+        held = to_run_again(given.output) if given.failed else {}
     except RuntimeError as error:
         print(f"gpu_record: JAX finds no CUDA device, so there is nothing to record: {error}", file=sys.stderr)
         return 2
+    except ValueError as error:
+        print(f"gpu_record: {error}", file=sys.stderr)
+        return 2
     before, start = digest(), datetime.datetime.now(datetime.UTC)
     counter = Counter()
+    tests = [str(ROOT / name) for name in held.get(FAILURES, ["tests"])]
+    suite = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), *tests, f"--ignore={JUDGE}"]
     parallel = ["-n", str(given.n)] if importlib.util.find_spec("xdist") else []
-    suite = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), f"--ignore={JUDGE}"]
     only = ["--part", str(given.part)] if given.part else []
     status = pytest.main([*suite, "-q", *parallel, *only], plugins=[counter])
     seconds = (datetime.datetime.now(datetime.UTC) - start).total_seconds()
@@ -301,6 +347,8 @@ def main(arguments: list[str]) -> int:
         "date": start.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "digest": before,
     }
+    if held:
+        record = rerun(record, held)
     if given.part:
         record = joined(record, given.part, given.output)
     with contextlib.suppress(OSError, ValueError):  # runs that are as current as their own digests say

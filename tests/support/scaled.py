@@ -39,6 +39,6 @@ def check(got: Any, want: np.ndarray, rounding: float = 2.0**-21, lost: Any = 0.
 
 def lost(a: jax.Array, b: jax.Array, a_scale: Any = 1.0, b_scale: Any = 1.0) -> np.ndarray:
     """What a tensor core may cut off the sums; a CPU adds them up in float32."""
-    on_gpu = jax.default_backend() != "cpu"
+    on_gpu = any(device.platform != "cpu" for device in a.devices())
     magnitudes = exact(*(abs(np.asarray(x, np.float64)) for x in (a, b)), a_scale, b_scale)
     return on_gpu * sum_eps(a.dtype.name, a.shape[-1]) * magnitudes

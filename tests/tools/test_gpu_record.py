@@ -177,7 +177,7 @@ def test_counting_outcomes(capsys):
     }.items():
         for outcome in outcomes:
             counter.pytest_runtest_logreport(Report(nodeid, outcome))
-    assert counter.counts() == {"passed": 1, "failed": 2, "skipped": 2}
+    assert counter.counts() == {"passed": 1, "failed": 2, "skipped": 2, "failures": ["d", "e"]}
     assert capsys.readouterr().out.split() == ["FAILED", "d", "FAILED", "e"]
 
 
@@ -199,6 +199,34 @@ def test_parts_make_a_whole(tmp_path):
     for part, changed in (("1/2", {}), ("2/2", {"digest": "other"}), ("2/3", {})):
         given = {**record, **changed}
         assert gpu_record.joined(given, gpu_record.part(part), file) == {**given, "parts": [part]}
+
+
+def test_failures_are_run_again_and_named(tmp_path):
+    first = {**RECORD, "failed": 2, "failures": ["tests/a.py::a", "tests/b.py"], "parts": ["1/2"]}
+    again = {**RECORD, "passed": 4, "failed": 1, "skipped": 0, "seconds": 2.0, "failures": ["tests/b.py::b"]}
+    held = gpu_record.rerun(again, first)
+    names = ["tests/a.py::a", "tests/b.py"]
+    counts = {"passed": 1004, "failed": 1, "skipped": 3, "seconds": 125.4}
+    assert held == {**first, **counts, "failures": ["tests/b.py::b"], "again": names}
+    # The other part brings its own failures, and the names of the tests that ran twice are not lost.
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(held))
+    whole = gpu_record.joined({**RECORD, "failed": 1, "failures": ["tests/c.py::c"]}, gpu_record.part("2/2"), file)
+    assert (whole["failures"], whole["again"], whole["failed"]) == (["tests/b.py::b", "tests/c.py::c"], names, 2)
+    mended = gpu_record.rerun({**RECORD, "passed": 2}, whole)
+    assert "failures" not in mended
+    assert (mended["failed"], mended["again"]) == (0, [*names, "tests/b.py::b", "tests/c.py::c"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [({}, "names no tests that failed"), ({"failures": ["a"], "failed": 1, "digest": "other"}, "is of other sources")],
+)
+def test_what_cannot_be_run_again(tmp_path, changed, problem):
+    with pytest.raises(ValueError, match=problem):
+        gpu_record.to_run_again(write(tmp_path / "record.json", **changed))
+    with pytest.raises(ValueError, match="names no tests that failed"):
+        gpu_record.to_run_again(tmp_path / "none.json")
 
 
 def test_parts_have_every_test_once():

@@ -297,16 +297,27 @@ TABLES: tuple[tuple[str, Path, str, Callable[[Row], str]], ...] = (
 )
 
 
-def _grouped_tables() -> list[tuple[str, Path, str, Callable[[Row], str]]]:
-    """One for each device that suite `grouped` has been measured on."""
-    files = sorted(folder / "grouped.json" for folder in RESULTS.glob("nvidia-*"))
-    text = (
+#: Title, suite and text.
+_GROUPED = (
+    (
+        "Products of groups",
+        "grouped",
         "Rows in groups, each times its group's weights (forward), and both gradients, by `jaxgemm.ragged_dot`;\n"
         "beside `lax.ragged_dot` and `torch._grouped_mm`. Gated ones are by `ragged_gated`, beside two grouped\n"
         "products of ours and what follows them. Unequal groups are cut at random. Reading is of the rows, and of\n"
-        "the weights of groups that have rows, without any product."
-    )
-    return [("Products of groups", file, text, grouped) for file in files if file.exists()]
+        "the weights of groups that have rows, without any product.",
+    ),
+    ("Products of groups in fp32", "grouped_fp32", "Likewise, beside `lax.ragged_dot`."),
+)
+
+
+def _grouped_tables() -> list[tuple[str, Path, str, Callable[[Row], str]]]:
+    """Of each suite of groups one for each device that it has been measured on."""
+    return [
+        (title, file, text, grouped)
+        for title, suite, text in _GROUPED
+        for file in sorted(RESULTS.glob(f"nvidia-*/{suite}.json"))
+    ]
 
 
 def page() -> str:

@@ -104,25 +104,23 @@ CASES: tuple[tuple[str, tuple[str, ...], str, Callable[[Timed], bool]], ...] = (
 class Grouped:
     """A product of groups of rows, or a gradient of it, likewise."""
 
-    def __init__(self, problem: str, us: dict[str, float]) -> None:
-        m, groups, wide = re.search(r" (\d+)x\d+x\d+, (\d+) \w+ groups(, float32)?$", problem).groups()
-        self.rows, self.wide = int(m) / int(groups), bool(wide)
+    def __init__(self, us: dict[str, float]) -> None:
         ours, default, cublas = (us[path] for path in ("jaxgemm auto", "XLA default", "XLA cublas"))
         self.over_best, self.over_default = min(default, cublas) / ours, default / ours
 
 
-#: Of suite "grouped".
-GROUPED: tuple[tuple[str, Callable[[Grouped], bool]], ...] = (
-    ("groups, bf16, over `lax.ragged_dot`", lambda p: not p.wide),
-    ("groups, fp32, over `lax.ragged_dot`", lambda p: p.wide),
+#: With their suites.
+GROUPED = (
+    ("groups, bf16, over `lax.ragged_dot`", "grouped"),
+    ("groups, fp32, over `lax.ragged_dot`", "grouped_fp32"),
 )
 
 
-def grouped() -> list[Grouped]:
+def grouped(suite: str) -> list[Grouped]:
     times: dict[str, dict[str, float]] = {}
-    for row in report.load(RESULTS / "grouped.json")["rows"]:
+    for row in report.load(RESULTS / f"{suite}.json")["rows"]:
         times.setdefault(row["problem"], {})[row["path"]] = row["us"]
-    return [Grouped(problem, us) for problem, us in times.items()]
+    return [Grouped(us) for us in times.values()]
 
 
 def timed(suites: tuple[str, ...], kernel: str = "auto") -> Iterator[Timed]:
@@ -138,7 +136,7 @@ def speed_table() -> str:
     cases = [
         (name, suites, [p for p in timed(suites, kernel) if belongs(p)]) for name, suites, kernel, belongs in CASES
     ]
-    cases += [(name, ("grouped",), [p for p in grouped() if belongs(p)]) for name, belongs in GROUPED]
+    cases += [(name, (suite,), grouped(suite)) for name, suite in GROUPED]
     for name, suites, found in cases:
         default, best = (geometric_mean(x) for x in zip(*((p.over_default, p.over_best) for p in found), strict=True))
         lowest = min(p.over_best for p in found)

@@ -198,9 +198,8 @@ def joined(record: dict[str, Any], now: Part, before: Path) -> dict[str, Any]:
     record = {**record, PARTS: [str(now)]}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         held = json.loads(before.read_text())
-        same = all(held[key] == record[key] for key in ("device", "versions", "digest"))
         counts = {part(x).count for x in held[PARTS]}
-        if same and counts == {now.count} and str(now) not in held[PARTS]:
+        if not _unlike_runs(held, record) and counts == {now.count} and str(now) not in held[PARTS]:
             record = _sum(held, record)
             record[PARTS] = sorted([*held[PARTS], str(now)])
     if len(record[PARTS]) == now.count:
@@ -227,13 +226,18 @@ def _sum(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return total
 
 
-def to_run_again(file: Path) -> dict[str, Any]:
-    """The record there, of failures and of these sources; ValueError says what it is instead."""
+def _unlike_runs(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """What two runs differ in that cannot be one record."""
+    return [key for key in ("device", "versions", "digest") if a[key] != b[key]]
+
+
+def to_run_again(file: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """The record there, of failures, on a device and of versions and sources as now; ValueError says what differs."""
     held: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if not held.get(FAILURES):
         raise ValueError(f"{file} names no tests that failed")
-    if held["digest"] != digest():
-        raise ValueError(f"{file} is of other sources; {RENEW}")
+    if unlike := _unlike_runs(held, now):
+        raise ValueError(f"{file} is of another {', '.join(unlike)}; {RENEW}")
     return held
 
 
@@ -320,19 +324,18 @@ def _run(given: argparse.Namespace) -> int:
     """Run the tests and write the record; the exit status is pytest's, or 2 where there is nothing to run."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the tests run in several processes
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
-    import jax
     import pytest
 
     try:
-        jax.devices("cuda")
-        held = to_run_again(given.output) if given.failed else {}
+        now = {**_environment(), "digest": digest()}
+        held = to_run_again(given.output, now) if given.failed else {}
     except RuntimeError as error:
         print(f"gpu_record: JAX finds no CUDA device, so there is nothing to record: {error}", file=sys.stderr)
         return 2
     except ValueError as error:
         print(f"gpu_record: {error}", file=sys.stderr)
         return 2
-    before, start = digest(), datetime.datetime.now(datetime.UTC)
+    start = datetime.datetime.now(datetime.UTC)
     counter = Counter()
     tests = [str(ROOT / name) for name in held.get(FAILURES, ["tests"])]
     suite = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), *tests, f"--ignore={JUDGE}"]
@@ -341,11 +344,10 @@ def _run(given: argparse.Namespace) -> int:
     status = pytest.main([*suite, "-q", *parallel, *only], plugins=[counter])
     seconds = (datetime.datetime.now(datetime.UTC) - start).total_seconds()
     record = {
-        **_environment(),
+        **now,
         **counter.counts(),
         "seconds": round(seconds, 1),
         "date": start.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "digest": before,
     }
     if held:
         record = rerun(record, held)

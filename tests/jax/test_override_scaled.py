@@ -12,6 +12,7 @@ from meshes import mesh
 from scaled import values
 from scaled_programs import (
     BF16,
+    BOTH,
     E4M3,
     E5M2,
     F32,
@@ -54,7 +55,6 @@ def rounded(x):
     return exact(x.astype(BF16))
 
 
-BOTH = (2, 2)
 #: Functions of a, b, scales of rows and columns, and a bias; what multiplies the product; and the launch's scales.
 WRITTEN = {
     "before": (lambda a, b, s, t, _: (a.astype(F32) * s) @ (b.astype(F32) * t), lambda s, t: s * t, BOTH),

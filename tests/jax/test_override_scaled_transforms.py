@@ -14,6 +14,7 @@ from meshes import mesh, put
 from scaled import scale, values
 from scaled_programs import (
     BF16,
+    BOTH,
     E4M3,
     F32,
     INT8,
@@ -33,8 +34,6 @@ from scaled_programs import (
 
 import jaxgemm
 from jaxgemm.override import _memo, override
-
-BOTH = (2, 2)
 
 
 def test_second_derivatives(rng):

@@ -18,6 +18,7 @@ INT8, E4M3, E5M2, BF16, F32 = "int8", "float8_e4m3fn", "float8_e5m2", "bfloat16"
 M, N, K = 6, 10, 27
 INTEGERS = (INT8, "uint8")
 PLAIN = Epilogue()
+BOTH = (2, 2)  #: the scales of a launch that has some of rows and of columns
 
 
 def operands(rng, pair=(INT8, INT8)):

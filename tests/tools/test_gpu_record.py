@@ -220,13 +220,19 @@ def test_failures_are_run_again_and_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("changed", "problem"),
-    [({}, "names no tests that failed"), ({"failures": ["a"], "failed": 1, "digest": "other"}, "is of other sources")],
+    [
+        ({"failures": []}, "names no tests that failed"),
+        ({"digest": "other"}, "is of another digest; renew it"),
+        ({"device": "NVIDIA H100", "versions": {}}, "is of another device, versions; renew it"),
+    ],
 )
 def test_what_cannot_be_run_again(tmp_path, changed, problem):
+    failed = {"failures": ["a"], "failed": 1}
+    assert gpu_record.to_run_again(write(tmp_path / "record.json", **failed), RECORD)["failures"] == ["a"]
     with pytest.raises(ValueError, match=problem):
-        gpu_record.to_run_again(write(tmp_path / "record.json", **changed))
+        gpu_record.to_run_again(write(tmp_path / "record.json", **{**failed, **changed}), RECORD)
     with pytest.raises(ValueError, match="names no tests that failed"):
-        gpu_record.to_run_again(tmp_path / "none.json")
+        gpu_record.to_run_again(tmp_path / "none.json", RECORD)
 
 
 def test_parts_have_every_test_once():
